@@ -1,0 +1,160 @@
+"""Every binding between graph, engine, runtime and server: name, dtype, symbolic shape.
+
+Graph builders declare their inputs and outputs from here, engines are checked against it when they open, and the
+runtime allocates its buffers from it. Shapes mix integers and symbols:
+
+=========  ==========================================================================
+symbol     meaning
+=========  ==========================================================================
+batch      rows of this call, one per request
+query      new tokens per row in this call
+rows       query rows that get logits
+window     drafted tokens per round (K); ``window+1`` rows are verified
+=========  ==========================================================================
+
+Integers are properties of the engine: layers, heads, ``capacity`` (tokens a cache row can hold), ``vocab`` (width of
+the logits) and ``words`` = ceil(vocab / 32).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Dim = int | str
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One named tensor of an engine. ``dtype`` is a numpy-style name, ``bfloat16`` included."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    def resolve(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the concrete shape. Raises KeyError if ``sizes`` lacks a symbol."""
+        return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What goes in, what comes out, and which outputs share memory with which input."""
+
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    aliases: tuple[tuple[str, str], ...] = ()  # (output, input): same memory, updated in place
+
+    def __getitem__(self, name: str) -> Binding:
+        for binding in (*self.inputs, *self.outputs):
+            if binding.name == name:
+                return binding
+        raise KeyError(name)
+
+    def differences(self, other: "Contract") -> list[str]:
+        """Say, one line each, where ``other`` departs from this contract. Empty means equal; order does not matter."""
+        lines = []
+        for kind, mine, theirs in (("input", self.inputs, other.inputs), ("output", self.outputs, other.outputs)):
+            ours = {b.name: b for b in mine}
+            found = {b.name: b for b in theirs}
+            lines += [f"{kind} {ours[name]} is missing" for name in ours if name not in found]
+            lines += [f"{kind} {found[name]} is not in the contract" for name in found if name not in ours]
+            lines += [
+                f"{kind} {found[n]} should be {ours[n]}" for n in ours if n in found and not _same(ours[n], found[n])
+            ]
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        def rows(bindings: tuple[Binding, ...]) -> list[dict[str, Any]]:
+            return [{"name": b.name, "dtype": b.dtype, "shape": list(b.shape)} for b in bindings]
+
+        return {"inputs": rows(self.inputs), "outputs": rows(self.outputs), "aliases": [list(a) for a in self.aliases]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Contract":
+        def bindings(rows: list[Mapping[str, Any]]) -> tuple[Binding, ...]:
+            return tuple(Binding(row["name"], row["dtype"], tuple(row["shape"])) for row in rows)
+
+        aliases = tuple((output, source) for output, source in data["aliases"])
+        return cls(bindings(data["inputs"]), bindings(data["outputs"]), aliases)
+
+
+def decoder(*, layers: int, kv_heads: int, head_dim: int, capacity: int, vocab: int, dtype: str) -> Contract:
+    """The contract of a target or of an independent draft model, with a linear cache.
+
+    ``write_index`` counts the tokens of a row that are already in its cache: positions follow from it inside the
+    graph, and rolling back is not advancing it. ``present_*`` is bound to the memory of ``past_*``.
+    """
+    cache = ("batch", kv_heads, capacity, head_dim)
+    kinds = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
+    return Contract(
+        inputs=(
+            Binding("token_ids", "int64", ("batch", "query")),
+            Binding("write_index", "int64", ("batch",)),
+            Binding("score_rows", "int64", ("batch", "rows")),
+            *(Binding(f"past_{kind}", dtype, cache) for kind in kinds),
+        ),
+        outputs=(
+            Binding("logits", dtype, ("batch", "rows", vocab)),
+            *(Binding(f"present_{kind}", dtype, cache) for kind in kinds),
+        ),
+        aliases=tuple((f"present_{kind}", f"past_{kind}") for kind in kinds),
+    )
+
+
+def verify(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
+    """The contract of the verification engine: mask, filter, draw and accept for a whole batch.
+
+    ``dtype`` is that of the target's logits. ``draft_probs`` adds the laws the drafts were drawn from, which only
+    the *rejection* rule reads.
+    """
+    probs = (Binding("draft_probs", "float32", ("batch", "window", vocab)),) if draft_probs else ()
+    return Contract(
+        inputs=(
+            Binding("logits", dtype, ("batch", "window+1", vocab)),
+            Binding("bitmask", "int32", ("batch", "window+1", mask_words(vocab))),
+            Binding("draft_tokens", "int64", ("batch", "window")),
+            Binding("draft_len", "int64", ("batch",)),
+            *_sampling(),
+            *probs,
+        ),
+        outputs=(Binding("tokens", "int64", ("batch", "window+1")), Binding("count", "int64", ("batch",))),
+    )
+
+
+def propose(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
+    """The contract of the drafting engine: one drafted token per row from the draft's last logits row."""
+    probs = (Binding("draft_probs", "float32", ("batch", vocab)),) if draft_probs else ()
+    return Contract(
+        inputs=(Binding("logits", dtype, ("batch", 1, vocab)), *_sampling()),
+        outputs=(Binding("token", "int64", ("batch",)), *probs),
+    )
+
+
+def mask_words(vocab: int) -> int:
+    """int32 words in one mask row: bit ``token % 32`` of word ``token // 32`` allows that token."""
+    return (vocab + 31) // 32
+
+
+def _sampling() -> tuple[Binding, ...]:
+    # Per-request sampling state, the same for verification and drafting. `seed` carries the bits of an unsigned
+    # 64-bit integer; `position` is the index, in prompt plus output, of the token that row 0 decides.
+    return (
+        Binding("temperature", "float32", ("batch",)),
+        Binding("top_k", "int64", ("batch",)),
+        Binding("top_p", "float32", ("batch",)),
+        Binding("min_p", "float32", ("batch",)),
+        Binding("seed", "int64", ("batch",)),
+        Binding("position", "int64", ("batch",)),
+        Binding("rule", "int64", ("batch",)),
+    )
+
+
+def _same(mine: Binding, theirs: Binding) -> bool:
+    # Symbols may be renamed by a compiler (or come back as -1); ranks and integers may not differ.
+    if mine.dtype != theirs.dtype or len(mine.shape) != len(theirs.shape):
+        return False
+    pairs = zip(mine.shape, theirs.shape, strict=True)
+    return all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int) and b != -1)

@@ -1,0 +1,26 @@
+"""The operators of the ``tandemrt`` domain: names and enumerations shared by all their faces.
+
+Faces of an operator: ``reference`` (numpy, the definition of correct), ``functions`` (ONNX function body), and, for
+GPUs, a CUDA kernel and a TensorRT plugin. One parametrised test holds them together.
+"""
+
+from enum import IntEnum
+
+DOMAIN = "tandemrt"
+
+
+class Rule(IntEnum):
+    """How a drafted token is accepted; chosen per request, mixed freely in a batch (docs/design.md, section 4)."""
+
+    COUPLED = 0  # draw from the target with position-keyed noise, accept while it equals the draft
+    REJECTION = 1  # accept with probability min(1, p/q), else draw from the residual
+    SYNTHETIC = 2  # accept at given rates, whatever the tokens are; for benchmarks only
+
+
+class Purpose(IntEnum):
+    """The stream of noise a draw uses. Streams never meet, so no draw can bias another one."""
+
+    SAMPLE = 0
+    ACCEPT = 1
+    RESIDUAL = 2
+    DRAFT = 3
