@@ -14,7 +14,6 @@ class Rule(IntEnum):
 
     COUPLED = 0  # draw from the target with position-keyed noise, accept while it equals the draft
     REJECTION = 1  # accept with probability min(1, p/q), else draw from the residual
-    SYNTHETIC = 2  # accept at given rates, whatever the tokens are; for benchmarks only
 
 
 class Purpose(IntEnum):

@@ -1,0 +1,168 @@
+"""A recipe: what to build, from which checkpoints, within which limits, for which backend.
+
+Recipes are TOML files (``engines/recipes/*.toml`` are the included ones). Paths in a recipe are relative to the file.
+"""
+
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator, model_validator
+
+from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.validation import Record, explain, nearest, refuse
+
+INCLUDED = Path(__file__).resolve().parent / "recipes"
+RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # what TensorRT-RTX 1.7 builds for
+PLANNED = {("draft", "kind"): ("eagle3", "mtp"), ("backend", "name"): ("tensorrt",)}
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]
+Window = Annotated[int, Field(ge=1, le=16)]
+
+
+class _WithCheckpoint(Record):
+    checkpoint: Annotated[Path, Field(strict=False)]
+
+    @field_validator("checkpoint")
+    @classmethod
+    def _relative_to_the_recipe(cls, value: Path, info: ValidationInfo) -> Path:
+        return (info.context["folder"] / value).resolve() if info.context else value
+
+
+class Target(_WithCheckpoint):
+    """The model whose text is wanted."""
+
+    dtype: Dtype = "float32"
+
+
+class ModelDraft(_WithCheckpoint):
+    """A smaller model of the same vocabulary drafts. ``dtype`` None means the target's."""
+
+    kind: Literal["model"]
+    dtype: Dtype | None = None
+    window: Window = 4
+
+
+class NgramDraft(Record):
+    """Drafts are copied from the request's own tokens, after the longest repeated run of ngram_min to ngram_max."""
+
+    kind: Literal["ngram"]
+    window: Window = 4
+    ngram_min: Annotated[int, Field(ge=1)] = 2
+    ngram_max: Annotated[int, Field(ge=1)] = 4
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "NgramDraft":
+        if self.ngram_min > self.ngram_max:
+            values = f"{self.ngram_min} > {self.ngram_max}"
+            raise refuse(f"ngram_min must not exceed ngram_max; got {values}. Lower ngram_min or raise ngram_max")
+        return self
+
+
+class NoDraft(Record):
+    """Plain decoding."""
+
+    kind: Literal["none"]
+
+    @property
+    def window(self) -> int:
+        return 0
+
+
+class Reasoning(Record):
+    """Marker texts around reasoning; the tokenizer spells them when the bundle is built."""
+
+    start: Text
+    ends: Annotated[Texts, Field(min_length=1)]
+    forced_end: Text
+    implicit_ends: Texts = ()
+
+
+class RecipeLimits(Record):
+    """``batch`` slots, ``length`` tokens of prompt plus output, ``prefill_chunk`` prompt tokens per call."""
+
+    batch: Annotated[int, Field(ge=1)] = 8
+    length: Annotated[int, Field(ge=2)] = 2048
+    prefill_chunk: Annotated[int, Field(ge=1)] = 64
+
+    @model_validator(mode="after")
+    def _chunk_fits(self) -> "RecipeLimits":
+        if self.prefill_chunk > self.length:
+            values = f"{self.prefill_chunk} > {self.length}"
+            raise refuse(f"prefill_chunk must not exceed length; got {values}. Lower prefill_chunk or raise length")
+        return self
+
+
+class OnnxRuntime(Record):
+    name: Literal["onnxruntime-cpu", "onnxruntime-cuda"]
+
+
+class TensorRtRtx(Record):
+    name: Literal["tensorrt-rtx"]
+    compute_capabilities: Annotated[
+        tuple[Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"], ...], Field(strict=False, min_length=1)
+    ]
+
+
+class Recipe(Record):
+    """Everything that decides what a bundle is. ``digest`` is the sha256 of the file it came from."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    target: Target
+    draft: Annotated[ModelDraft | NgramDraft | NoDraft, Field(discriminator="kind")] = NoDraft(kind="none")
+    reasoning: Reasoning | None = None
+    limits: RecipeLimits = RecipeLimits()
+    backend: Annotated[OnnxRuntime | TensorRtRtx, Field(discriminator="name")] = OnnxRuntime(name="onnxruntime-cpu")
+    digest: str = ""
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Recipe":
+        """Read and check a recipe file. Raises BadRecipe with one line per violation."""
+        path = Path(path).resolve()
+        content = _read(path)
+        try:
+            data = tomllib.loads(content.decode("utf-8"))
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {error}. Correct the file.") from error
+        return cls._from_toml(data, path, hashlib.sha256(content).hexdigest())
+
+    @property
+    def draft_dtype(self) -> Dtype | None:
+        """The compute type of a draft model: its own, else the target's. None when no model drafts."""
+        return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft) else None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens one cache row holds: ``length`` plus slack for the padded tail of the last window."""
+        return self.limits.length + self.draft.window + 1
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Recipe":
+        if self.draft.window >= self.limits.length:
+            values = f"{self.draft.window} >= {self.limits.length}"
+            raise refuse(f"draft.window must be below limits.length; got {values}. Lower one or raise the other")
+        if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
+            raise refuse(
+                "dtype bfloat16 has no CPU kernels in onnxruntime, and backend.name is 'onnxruntime-cpu'; "
+                "use float32 or float16, or another backend"
+            )
+        return self
+
+    @classmethod
+    def _from_toml(cls, data: dict[str, Any], path: Path, digest: str) -> "Recipe":
+        if "digest" in data:  # the one field that is not a key of the file
+            known = [key for key in cls.model_fields if key != "digest"]
+            raise BadRecipe(f"recipe {path}: unknown key 'digest'; known keys: {', '.join(known)}")
+        for (section, key), names in PLANNED.items():
+            value = data[section].get(key) if isinstance(data.get(section), dict) else None
+            if value in names:
+                raise BadRecipe(f"recipe {path}: {section}.{key} {value!r} is planned and does not exist yet. {_OTHERS}")
+        try:
+            return cls.model_validate({**data, "digest": digest}, context={"folder": path.parent})
+        except ValidationError as error:
+            raise BadRecipe(f"recipe {path} cannot be built:\n{explain(error)}") from error
+
+

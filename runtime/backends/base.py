@@ -1,0 +1,52 @@
+"""What the loop asks of an engine: bind tensors once, run many times. A backend is one file that provides it."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import InternalError
+
+
+class Call(Protocol):
+    """An engine with its tensors bound: shapes and addresses are fixed, only contents change between runs."""
+
+    def run(self) -> None:
+        """Enqueue one run on the device's current stream (on a CPU: run it)."""
+
+
+class Engine(Protocol):
+    """A compiled graph that is open on a device."""
+
+    contract: Contract
+    device: torch.device
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> Call:
+        """Bind every input and output of the contract by name.
+
+        Outputs that the contract aliases to an input share its memory and are not given. The tensors must be
+        contiguous, on the engine's device, and outlive the call. Raises InternalError on any disagreement.
+        """
+
+
+def check_tensors(contract: Contract, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Raise InternalError unless ``tensors`` are exactly what ``contract`` asks for, with one value per symbol."""
+    aliased = {output for output, _ in contract.aliases}
+    bindings = [b for b in (*contract.inputs, *contract.outputs) if b.name not in aliased]
+    unknown = set(tensors) - {b.name for b in bindings}
+    if unknown:
+        raise InternalError(f"bind: {sorted(unknown)} are not bindings of this engine")
+    sizes: dict[str, int] = {}
+    for binding in bindings:
+        if binding.name not in tensors:
+            raise InternalError(f"bind: {binding} is not given")
+        tensor = tensors[binding.name]
+        if str(tensor.dtype) != f"torch.{binding.dtype}" or tensor.dim() != len(binding.shape):
+            raise InternalError(f"bind: {binding} received {tensor.dtype}{list(tensor.shape)}")
+        if not tensor.is_contiguous() or tensor.device.type != device.type:
+            raise InternalError(f"bind: {binding} must be contiguous and on {device}, received {tensor.device}")
+        for dim, size in zip(binding.shape, tensor.shape, strict=True):
+            expected = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
+            if size != expected:
+                raise InternalError(f"bind: {binding} must have {dim} = {expected}, received {list(tensor.shape)}")

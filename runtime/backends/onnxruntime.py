@@ -1,0 +1,119 @@
+"""onnxruntime, on a CPU or a CUDA device: sessions with IO binding and caches updated in place."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.errors import BackendUnavailable, BadBundle
+from tandemrt.runtime.backends.base import check_tensors
+
+try:
+    import onnxruntime
+except ImportError as error:  # pragma: no cover - exercised by the doctor's test in a child process
+    raise BackendUnavailable(
+        "onnxruntime is not installed; it is needed to run this bundle: "
+        "pip install 'tandemrt[cpu]' (or 'tandemrt[cuda]' for an NVIDIA GPU)"
+    ) from error
+
+
+class OnnxRuntimeEngine:
+    """One graph in one session. Runs are ordered by the device's current stream; nothing is allocated between runs."""
+
+    def __init__(self, session: "onnxruntime.InferenceSession", contract: Contract, device: torch.device) -> None:
+        self.session = session
+        self.contract = contract
+        self.device = device
+        self._options = onnxruntime.RunOptions()
+        if device.type == "cuda":  # the loop waits for events of its own, once per round
+            self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    @classmethod
+    def open(
+        cls, path: Path | str, contract: Contract, *, device: str | torch.device = "cpu", threads: int | None = None
+    ) -> "OnnxRuntimeEngine":
+        """Open ``path`` on ``device`` and check its bindings. ``threads`` limits CPU threads (None: one per core).
+
+        Raises BackendUnavailable if this onnxruntime has no provider for the device and BadBundle if the file cannot
+        be loaded or its bindings differ from ``contract``.
+        """
+        device = torch.device(device)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors: the rest is advice on graphs that we do not write by hand
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=_providers(device))
+        except Exception as error:  # onnxruntime raises a family of its own without a common public base
+            raise BadBundle(f"{path}: onnxruntime cannot load this engine: {error}; build the bundle again") from error
+        differences = contract.differences(_contract_of(session, contract))
+        if differences:
+            raise BadBundle(f"{path}: bindings differ from the contract: {'; '.join(differences)}; build it again")
+        return cls(session, contract, device)
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> "OnnxRuntimeCall":
+        """See Engine.bind. Aliased outputs are bound to the memory of their input."""
+        check_tensors(self.contract, tensors, self.device)
+        binding = self.session.io_binding()
+        for b in self.contract.inputs:
+            binding.bind_input(b.name, *_place(tensors[b.name], self.device))
+        source = dict(self.contract.aliases)
+        for b in self.contract.outputs:
+            binding.bind_output(b.name, *_place(tensors[source.get(b.name, b.name)], self.device))
+        return OnnxRuntimeCall(self.session, binding, self._options, tuple(tensors.values()))
+
+
+class OnnxRuntimeCall:
+    """A session with all of its tensors bound."""
+
+    def __init__(
+        self,
+        session: "onnxruntime.InferenceSession",
+        binding: "onnxruntime.IOBinding",
+        options: "onnxruntime.RunOptions",
+        keep: tuple[torch.Tensor, ...],
+    ) -> None:
+        self._session = session
+        self._binding = binding
+        self._options = options
+        self._keep = keep  # the bindings hold bare addresses
+
+    def run(self) -> None:
+        self._session.run_with_iobinding(self._binding, self._options)
+
+
+def _providers(device: torch.device) -> list[tuple[str, dict[str, str]]]:
+    cpu: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
+    if device.type == "cpu":
+        return [cpu]
+    if device.type != "cuda" or "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise BackendUnavailable(
+            f"device: onnxruntime {onnxruntime.__version__} offers {onnxruntime.get_available_providers()}, "
+            f"received {str(device)!r}; use device='cpu' or install 'tandemrt[cuda]' in place of 'tandemrt[cpu]'"
+        )
+    stream = torch.cuda.current_stream(device).cuda_stream
+    cuda = {"device_id": str(device.index or 0), "user_compute_stream": str(stream), "use_tf32": "0"}
+    return [("CUDAExecutionProvider", cuda), cpu]
+
+
+def _place(tensor: torch.Tensor, device: torch.device) -> tuple[str, int, object, list[int], int]:
+    return device.type, device.index or 0, _ELEMENT_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
+
+
+def _contract_of(session: "onnxruntime.InferenceSession", expected: Contract) -> Contract:
+    def bindings(args: list["onnxruntime.NodeArg"]) -> tuple[Binding, ...]:
+        return tuple(Binding(a.name, _DTYPES.get(a.type, a.type), tuple(a.shape)) for a in args)
+
+    return Contract(bindings(session.get_inputs()), bindings(session.get_outputs()), expected.aliases)
+
+
+# onnxruntime takes ONNX's own element types, which numpy lacks for bfloat16 (TensorProto.DataType).
+_ELEMENT_TYPES = {torch.float32: 1, torch.int32: 6, torch.int64: 7, torch.float16: 10, torch.bfloat16: 16}
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(bfloat16)": "bfloat16",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+}
