@@ -8,19 +8,27 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.validation import Record, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"
-RTX_COMPUTE_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")  # what TensorRT-RTX 1.7 builds for
 PLANNED = {("draft", "kind"): ("eagle3", "mtp"), ("backend", "name"): ("tensorrt",)}
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Window = Annotated[int, Field(ge=1, le=16)]
+ComputeCapability = Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"]  # what TensorRT-RTX 1.7 builds for
 
 
 class _WithCheckpoint(Record):
@@ -102,13 +110,11 @@ class OnnxRuntime(Record):
 
 class TensorRtRtx(Record):
     name: Literal["tensorrt-rtx"]
-    compute_capabilities: Annotated[
-        tuple[Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"], ...], Field(strict=False, min_length=1)
-    ]
+    compute_capabilities: Annotated[tuple[ComputeCapability, ...], Field(strict=False, min_length=1)]
 
 
 class Recipe(Record):
-    """Everything that decides what a bundle is. ``digest`` is the sha256 of the file it came from."""
+    """Everything that decides what a bundle is."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     target: Target
@@ -116,18 +122,31 @@ class Recipe(Record):
     reasoning: Reasoning | None = None
     limits: RecipeLimits = RecipeLimits()
     backend: Annotated[OnnxRuntime | TensorRtRtx, Field(discriminator="name")] = OnnxRuntime(name="onnxruntime-cpu")
-    digest: str = ""
+    _digest: str = PrivateAttr(default="")
 
     @classmethod
     def load(cls, path: str | Path) -> "Recipe":
         """Read and check a recipe file. Raises BadRecipe with one line per violation."""
         path = Path(path).resolve()
-        content = _read(path)
         try:
+            content = path.read_bytes()
             data = tomllib.loads(content.decode("utf-8"))
+        except OSError as error:
+            raise BadRecipe(f"recipe {path} cannot be read: {error.strerror}. Name an existing TOML file.") from error
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {error}. Correct the file.") from error
-        return cls._from_toml(data, path, hashlib.sha256(content).hexdigest())
+        _refuse_planned(data, path)
+        try:
+            recipe = cls.model_validate(data, context={"folder": path.parent})
+        except ValidationError as error:
+            raise BadRecipe(f"recipe {path} must be corrected:\n{explain(error)}") from error
+        recipe._digest = hashlib.sha256(content).hexdigest()
+        return recipe
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of the file this recipe was loaded from."""
+        return self._digest
 
     @property
     def draft_dtype(self) -> Dtype | None:
@@ -146,23 +165,29 @@ class Recipe(Record):
             raise refuse(f"draft.window must be below limits.length; got {values}. Lower one or raise the other")
         if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
             raise refuse(
-                "dtype bfloat16 has no CPU kernels in onnxruntime, and backend.name is 'onnxruntime-cpu'; "
-                "use float32 or float16, or another backend"
+                "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu', whose kernels cannot run "
+                "bfloat16; got 'bfloat16'. Choose another dtype or another backend"
             )
         return self
 
-    @classmethod
-    def _from_toml(cls, data: dict[str, Any], path: Path, digest: str) -> "Recipe":
-        if "digest" in data:  # the one field that is not a key of the file
-            known = [key for key in cls.model_fields if key != "digest"]
-            raise BadRecipe(f"recipe {path}: unknown key 'digest'; known keys: {', '.join(known)}")
-        for (section, key), names in PLANNED.items():
-            value = data[section].get(key) if isinstance(data.get(section), dict) else None
-            if value in names:
-                raise BadRecipe(f"recipe {path}: {section}.{key} {value!r} is planned and does not exist yet. {_OTHERS}")
-        try:
-            return cls.model_validate({**data, "digest": digest}, context={"folder": path.parent})
-        except ValidationError as error:
-            raise BadRecipe(f"recipe {path} cannot be built:\n{explain(error)}") from error
+
+def locate(recipe: str) -> Path:
+    """Return the file of a recipe given as a path or as the name of an included one. Raises BadRecipe."""
+    included = {file.stem: file for file in sorted(INCLUDED.glob("*.toml"))}
+    if Path(recipe).is_file():
+        return Path(recipe)
+    if recipe in included:
+        return included[recipe]
+    hint = nearest(recipe, list(included))
+    raise BadRecipe(
+        f"recipe must be a TOML file or the name of an included recipe; got {recipe!r}{hint}. "
+        f"Included: {', '.join(included)}"
+    )
 
 
+def _refuse_planned(data: dict[str, Any], path: Path) -> None:
+    for (section, key), names in PLANNED.items():
+        value = data[section].get(key) if isinstance(data.get(section), dict) else None
+        if value in names:
+            rule = f"{section}.{key} {value!r} is planned but does not exist yet"
+            raise BadRecipe(f"recipe {path}: {rule}; choose another {section}.{key}")

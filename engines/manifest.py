@@ -1,0 +1,177 @@
+"""The manifest of a bundle, ``bundle.json``: everything the runtime needs to know without opening an engine."""
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.validation import Record, explain, refuse
+
+FILE_NAME = "bundle.json"
+VERSION = 1
+
+EngineName = Literal["target", "draft", "verify", "verify_probs", "propose", "propose_probs"]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=1)]
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
+
+
+def _inside_the_folder(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or str(PurePosixPath(path)) != path:
+        raise refuse(f"a file of a bundle must be a plain relative path inside it; got {path!r}")
+    return path
+
+
+RelativePath = Annotated[str, AfterValidator(_inside_the_folder)]
+
+
+class Limits(Record):
+    """Sizes fixed at build time, in rows (``batch``) and tokens (the others).
+
+    ``length`` bounds prompt plus output; ``capacity`` is what a cache row holds, slack for the last window included;
+    ``window`` is K, the most tokens drafted in a round (0 without a drafter).
+    """
+
+    batch: Count
+    length: Count
+    capacity: Count
+    window: Annotated[int, Field(ge=0)]
+    prefill_chunk: Count
+
+    @model_validator(mode="after")
+    def _leave_slack(self) -> "Limits":
+        if self.capacity < self.length + self.window + 1:
+            needed = self.length + self.window + 1
+            raise refuse(f"capacity must be at least length + window + 1 = {needed}; got {self.capacity}")
+        return self
+
+
+class Marker(Record):
+    """A text and the token ids that spell it."""
+
+    text: str
+    ids: TokenIds
+
+
+class Markers(Record):
+    """What starts and ends reasoning. ``forced_end`` is written when a thinking budget runs out."""
+
+    start: Marker
+    ends: Annotated[tuple[Marker, ...], Field(min_length=1)]
+    forced_end: Marker
+    implicit_ends: tuple[Marker, ...] = ()
+
+
+class Draft(Record):
+    """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only."""
+
+    kind: Literal["model", "ngram", "none"]
+    ngram_min: Count | None = None
+    ngram_max: Count | None = None
+
+
+class Engine(Record):
+    """One compiled engine. ``target`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``."""
+
+    file: RelativePath
+    backend: str
+    target: str
+    dtype: str
+    contract: Contract
+
+
+class File(Record):
+    sha256: Sha256
+    size: Annotated[int, Field(ge=0)]  # bytes
+
+
+class Provenance(Record):
+    """What a bundle was built from and with. ``commit`` is None when it was not built from a git checkout."""
+
+    created: str  # UTC, ISO 8601
+    tandemrt: str
+    commit: str | None
+    dirty: bool | None
+    python: str
+    packages: dict[str, str]
+    recipe: Sha256
+    checkpoints: dict[str, Sha256]
+
+
+class Manifest(Record):
+    """Version 1 of ``bundle.json``.
+
+    ``vocab`` is the width of the logits; ids from ``valid_tokens`` up to it are padding that spells nothing.
+    ``specs`` are the model specs as JSON, ``files`` every other file of the bundle.
+    """
+
+    manifest_version: Literal[1]
+    name: str
+    limits: Limits
+    vocab: Count
+    valid_tokens: Count
+    stop_ids: TokenIds
+    markers: Markers | None
+    draft: Draft
+    specs: dict[str, dict[str, Any]]
+    engines: dict[EngineName, Engine]
+    files: dict[RelativePath, File]
+    provenance: Provenance
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest":
+        """Read ``bundle.json``. Raises BadBundle when it is missing, damaged, of another version or inconsistent."""
+        path = folder / FILE_NAME
+        try:
+            text = path.read_text(encoding="utf-8")
+            data = json.loads(text)
+        except OSError as error:
+            raise BadBundle(
+                f"{path} must be readable: {error.strerror}. Name a folder that export build made"
+            ) from error
+        except ValueError as error:
+            raise BadBundle(f"{path} must be JSON: {error}. The file is damaged; build the bundle again") from error
+        _check_version(path, data)
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise BadBundle(f"{path} must be a manifest; build the bundle again:\n{explain(error)}") from error
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2) + "\n"
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Manifest":
+        drafting = ("draft", "propose", "propose_probs") if self.draft.kind == "model" else ()
+        needed = {"target", "verify", "verify_probs", *drafting}
+        if set(self.engines) != needed:
+            names = ", ".join(sorted(needed))
+            raise refuse(f"engines must be {names} for draft.kind {self.draft.kind!r}; got {', '.join(self.engines)}")
+        for name, engine in self.engines.items():
+            if engine.file not in self.files:
+                raise refuse(f"engines.{name}.file must be one of files; got {engine.file!r}")
+        if self.valid_tokens > self.vocab:
+            raise refuse(f"valid_tokens must not exceed vocab {self.vocab}; got {self.valid_tokens}")
+        ids = [*self.stop_ids, *(token for marker in _all(self.markers) for token in marker.ids)]
+        if max(ids) >= self.valid_tokens:
+            raise refuse(f"stop_ids and marker ids must be below valid_tokens {self.valid_tokens}; got {max(ids)}")
+        return self
+
+
+def _all(markers: Markers | None) -> tuple[Marker, ...]:
+    return (markers.start, *markers.ends, markers.forced_end, *markers.implicit_ends) if markers else ()
+
+
+def _check_version(path: Path, data: Any) -> None:
+    version = data.get("manifest_version") if isinstance(data, dict) else None
+    if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
+        rule = f"manifest_version must be at most {VERSION}; got {version}"
+        raise BadBundle(f"{path}: {rule}. Update tandemrt, or build the bundle again with this version")
+    if type(version) is not int or version != VERSION:
+        rule = f"manifest_version must be {VERSION}; got {version!r}"
+        raise BadBundle(f"{path}: {rule}. Build the bundle again with this version of tandemrt")
