@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from tandemrt.engines.errors import BadRecipe
-from tandemrt.engines.validation import Record, explain, nearest, refuse
+from tandemrt.engines.validation import Section, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"
 PLANNED = {("draft", "kind"): ("eagle3", "mtp"), ("backend", "name"): ("tensorrt",)}
@@ -31,7 +31,7 @@ Window = Annotated[int, Field(ge=1, le=16)]
 ComputeCapability = Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"]  # what TensorRT-RTX 1.7 builds for
 
 
-class _WithCheckpoint(Record):
+class _WithCheckpoint(Section):
     checkpoint: Annotated[Path, Field(strict=False)]
 
     @field_validator("checkpoint")
@@ -54,7 +54,7 @@ class ModelDraft(_WithCheckpoint):
     window: Window = 4
 
 
-class NgramDraft(Record):
+class NgramDraft(Section):
     """Drafts are copied from the request's own tokens, after the longest repeated run of ngram_min to ngram_max."""
 
     kind: Literal["ngram"]
@@ -70,7 +70,7 @@ class NgramDraft(Record):
         return self
 
 
-class NoDraft(Record):
+class NoDraft(Section):
     """Plain decoding."""
 
     kind: Literal["none"]
@@ -80,7 +80,7 @@ class NoDraft(Record):
         return 0
 
 
-class Reasoning(Record):
+class Reasoning(Section):
     """Marker texts around reasoning; the tokenizer spells them when the bundle is built."""
 
     start: Text
@@ -89,7 +89,7 @@ class Reasoning(Record):
     implicit_ends: Texts = ()
 
 
-class RecipeLimits(Record):
+class RecipeLimits(Section):
     """``batch`` slots, ``length`` tokens of prompt plus output, ``prefill_chunk`` prompt tokens per call."""
 
     batch: Annotated[int, Field(ge=1)] = 8
@@ -104,16 +104,16 @@ class RecipeLimits(Record):
         return self
 
 
-class OnnxRuntime(Record):
+class OnnxRuntime(Section):
     name: Literal["onnxruntime-cpu", "onnxruntime-cuda"]
 
 
-class TensorRtRtx(Record):
+class TensorRtRtx(Section):
     name: Literal["tensorrt-rtx"]
     compute_capabilities: Annotated[tuple[ComputeCapability, ...], Field(strict=False, min_length=1)]
 
 
-class Recipe(Record):
+class Recipe(Section):
     """Everything that decides what a bundle is."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]

@@ -12,6 +12,10 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
+
+class Section(Record):
+    """A record that a person wrote: an unknown key is answered with the nearest known one."""
+
     @model_validator(mode="before")
     @classmethod
     def _know_every_key(cls, data: Any) -> Any:
@@ -43,6 +47,8 @@ def _line(details: Any) -> str:
     kind, value = details["type"], details["input"]
     if kind in ("unknown_key", "contradiction"):
         return f"{prefix}{details['msg']}"
+    if kind == "extra_forbidden":
+        return f"{prefix}is not a known key"
     if kind == "missing":
         return f"{prefix}is required and missing"
     if kind.startswith("union_tag"):
