@@ -1,0 +1,150 @@
+"""A Hugging Face checkpoint folder, read without reading a weight: config.json and the headers of its safetensors.
+
+The safetensors format: 8 bytes with the header's length (little endian), the header (JSON: name -> dtype, shape and
+the half-open range of its bytes, counted from the end of the header), then the bytes of all tensors without gaps.
+https://huggingface.co/docs/safetensors
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandemrt.engines.errors import BadCheckpoint
+
+DTYPES = {
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U64": ("uint64", 8),
+    "U32": ("uint32", 4),
+    "U16": ("uint16", 2),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+_HEADER_LIMIT = 100_000_000  # the limit of the format's own reader
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor lies: ``nbytes`` bytes at ``offset`` (counted from the start of the file) of ``file``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Config and tensor directory of a checkpoint folder. ``files`` are its safetensors files, in name order."""
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    files: tuple[Path, ...]
+
+    @classmethod
+    def open(cls, folder: Path) -> "Checkpoint":
+        """Read the folder's config and headers. Raises BadCheckpoint for anything missing, damaged or contradictory."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise BadCheckpoint(f"checkpoint: {folder} is not a folder; give the folder that holds config.json")
+        config = _read_json(folder / "config.json")
+        index = folder / "model.safetensors.index.json"
+        single = folder / "model.safetensors"
+        if single.exists() or not index.exists():
+            return cls(folder, config, read_header(single), (single,))
+        shards = _read_index(index)
+        tensors: dict[str, StoredTensor] = {}
+        for file in sorted(set(shards.values())):
+            tensors.update(read_header(folder / file))
+        for name, file in shards.items():
+            if name not in tensors or tensors[name].file.name != file:
+                raise BadCheckpoint(
+                    f"{index}: tensor {name!r} should be in {file}, which does not hold it; download that shard again"
+                )
+        return cls(folder, config, tensors, tuple(folder / file for file in sorted(set(shards.values()))))
+
+
+def read_header(file: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of one safetensors file, checked against the file's size. Raises BadCheckpoint."""
+    if not file.is_file():
+        raise BadCheckpoint(f"{file} is missing; the checkpoint needs it, download it again")
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, _HEADER_LIMIT):
+            raise BadCheckpoint(
+                f"{file}: the header should be {length} bytes long, the file has {size} in all; it is truncated or "
+                "not a safetensors file, download it again"
+            )
+        header = _parse(stream.read(length), file)
+    header.pop("__metadata__", None)
+    tensors = {name: _stored(name, entry, file, 8 + length) for name, entry in header.items()}
+    end = 8 + length
+    for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
+        if tensor.offset != end:
+            raise BadCheckpoint(
+                f"{file}: tensor {tensor.name!r} should begin at byte {end}, it begins at {tensor.offset}"
+            )
+        end += tensor.nbytes
+    if end != size:
+        kind = "truncated" if end > size else "longer than its header says"
+        raise BadCheckpoint(f"{file}: should have {end} bytes, it has {size}; it is {kind}, download it again")
+    return tensors
+
+
+def _stored(name: str, entry: Any, file: Path, start: int) -> StoredTensor:
+    try:
+        dtype, width = DTYPES[entry["dtype"]]
+        shape = tuple(int(dim) for dim in entry["shape"])
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadCheckpoint(
+            f"{file}: the header entry of tensor {name!r} should have a known dtype, a shape and two data_offsets, "
+            f"it is {entry!r}"
+        ) from error
+    if begin < 0 or any(dim < 0 for dim in shape) or end - begin != math.prod(shape) * width:
+        raise BadCheckpoint(
+            f"{file}: tensor {name!r} of {dtype}{list(shape)} should take {math.prod(shape) * width} bytes, "
+            f"its data_offsets are [{begin}, {end}]"
+        )
+    return StoredTensor(name, dtype, shape, file, start + begin, end - begin)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    shards = _read_json(path).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(file, str) for file in shards.values()):
+        raise BadCheckpoint(f"{path}: weight_map should map tensor names to file names, it is {str(shards)[:80]!r}")
+    outside = sorted(file for file in set(shards.values()) if Path(file).name != file)
+    if outside:
+        raise BadCheckpoint(f"{path}: shards should lie beside the index, it names {outside[0]!r}")
+    return shards
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise BadCheckpoint(f"{path} is missing; the checkpoint needs it, download it again")
+    return _parse(path.read_bytes(), path)
+
+
+def _parse(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(data)
+    except ValueError as error:
+        raise BadCheckpoint(f"{path}: should hold JSON: {error}; download it again") from error
+    if not isinstance(parsed, dict):
+        raise BadCheckpoint(f"{path}: should hold a JSON object, it holds a {type(parsed).__name__}")
+    return parsed

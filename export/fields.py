@@ -1,0 +1,64 @@
+"""Reading a JSON object so that no field of it goes unnoticed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tandemrt.engines.errors import BadCheckpoint
+
+
+class Fields:
+    """One JSON object being read; ``finish`` refuses, by name, every field that nobody asked for."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.data = data
+        self.where = where
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The raw value; ``default`` when the field is absent or null."""
+        self._read.add(name)
+        value = self.data.get(name)
+        return default if value is None else value
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._bad(name, "a whole number of at least 1")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self._bad(name, "a number above 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self._bad(name, "true or false")
+        return value
+
+    def only(self, name: str, *allowed: Any) -> None:
+        """The field may be absent, null, or one of ``allowed``: the exporter implements no other value."""
+        value = self.get(name, allowed[0])
+        if value not in allowed:
+            raise BadCheckpoint(
+                f"{self.where}: {name} is {value!r}, which the exporter does not implement; "
+                f"supported: {', '.join(repr(a) for a in allowed)}"
+            )
+
+    def skip(self, *names: str) -> None:
+        """Fields that are known and have no bearing on the graph."""
+        self._read.update(names)
+
+    def finish(self) -> None:
+        unknown = sorted(set(self.data) - self._read)
+        if unknown:
+            raise BadCheckpoint(
+                f"{self.where}: the exporter does not know the field(s) {', '.join(unknown)}; "
+                "remove them if they do not change what the model computes"
+            )
+
+    def _bad(self, name: str, rule: str) -> BadCheckpoint:
+        found = f"is {self.data[name]!r}" if name in self.data else "is missing"
+        return BadCheckpoint(f"{self.where}: {name} should be {rule}, it {found}")

@@ -1,0 +1,86 @@
+"""The weights of a graph: initializers that point into the checkpoint's own safetensors files."""
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+import numpy as np
+import onnx_ir as ir
+
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.builder import GraphBuilder
+from tandemrt.export.checkpoint import Checkpoint, StoredTensor
+
+COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
+
+_DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files store what config says
+
+
+class Weights:
+    """Hands out the tensors of a checkpoint as graph values and remembers which were asked for.
+
+    ``folder`` is where the checkpoint's files will lie, relative to the graph file.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, builder: GraphBuilder, dtype: str, folder: str = "") -> None:
+        self.checkpoint = checkpoint
+        self.builder = builder
+        self.dtype = dtype
+        self.folder = PurePosixPath(folder)
+        self._used: set[str] = set()
+
+    def stored(self, name: str, shape: Sequence[int]) -> ir.Value:
+        """The tensor as it is stored. Raises BadCheckpoint if it is missing, of another shape or quantized."""
+        tensor = self._find(name)
+        if tensor.shape != tuple(shape):
+            raise BadCheckpoint(
+                f"{tensor.file}: tensor {name!r} should have shape {list(shape)} by config.json, "
+                f"it has {list(tensor.shape)}"
+            )
+        if tensor.dtype not in COMPUTE_DTYPES:
+            raise BadCheckpoint(
+                f"{tensor.file}: tensor {name!r} should be {', '.join(COMPUTE_DTYPES)}, it is {tensor.dtype}; "
+                "quantized checkpoints are not supported"
+            )
+        self._used.add(name)
+        location = str(self.folder / tensor.file.name)
+        return self.builder.external(name, tensor.dtype, shape, location, tensor.offset, tensor.nbytes)
+
+    def __call__(self, name: str, shape: Sequence[int]) -> ir.Value:
+        """The tensor in the compute dtype: a Cast right behind the initializer if it is stored in another."""
+        return self.builder.cast(self.stored(name, shape), self.dtype)
+
+    def same(self, copy: str, name: str) -> None:
+        """Accept ``copy``, if the checkpoint has it, as a copy of ``name``. Raises BadCheckpoint if it differs."""
+        if copy not in self.checkpoint.tensors:
+            return
+        self._used.add(copy)
+        one, other = self._find(copy), self._find(name)
+        if one.shape != other.shape or one.dtype != other.dtype or not _equal_bytes(one, other):
+            raise BadCheckpoint(
+                f"{one.file}: config.json says that {copy!r} is {name!r} (tie_word_embeddings), but the stored tensors "
+                "differ; set tie_word_embeddings to false if the model was trained that way"
+            )
+
+    def finish(self) -> None:
+        """Raise BadCheckpoint if the checkpoint holds a tensor that the graph did not use."""
+        left = [n for n in self.checkpoint.tensors if n not in self._used and not _DERIVED.fullmatch(n)]
+        if left:
+            shown = ", ".join(sorted(left)[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+            raise BadCheckpoint(
+                f"{self.checkpoint.folder}: {len(left)} tensor(s) have no place in the model that config.json "
+                f"describes: {shown}; the config and the weights do not belong together, or the model "
+                "has parts that the exporter does not implement"
+            )
+
+    def _find(self, name: str) -> StoredTensor:
+        if name not in self.checkpoint.tensors:
+            raise BadCheckpoint(
+                f"{self.checkpoint.folder}: tensor {name!r} is missing, the model that config.json describes needs it"
+            )
+        return self.checkpoint.tensors[name]
+
+
+def _equal_bytes(one: StoredTensor, other: StoredTensor) -> bool:
+    left, right = (np.memmap(t.file, np.uint8, "r", offset=t.offset, shape=(t.nbytes,)) for t in (one, other))
+    return np.array_equal(left, right)
