@@ -1,0 +1,22 @@
+"""The numpy definition of the operators: what every other face must compute.
+
+Slow and plain on purpose. Rows are vectorised, so laws can be measured over many requests at once.
+"""
+
+from tandemrt.plugins.reference.bitmask import token_bitmask
+from tandemrt.plugins.reference.draft import sample_draft
+from tandemrt.plugins.reference.filters import filter_logits, law
+from tandemrt.plugins.reference.noise import accept_coin, philox4x32, position_bits, position_noise
+from tandemrt.plugins.reference.verify import verify_draft
+
+__all__ = [
+    "accept_coin",
+    "filter_logits",
+    "law",
+    "philox4x32",
+    "position_bits",
+    "position_noise",
+    "sample_draft",
+    "token_bitmask",
+    "verify_draft",
+]

@@ -1,0 +1,74 @@
+"""The per-request arguments that verification and drafting share, checked and brought to one vector each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tandemrt.plugins.operators import Rule
+
+RuleLike = Rule | str | int | Sequence[Rule | str | int] | npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Vectors of length batch. 0 switches a filter off; ``seed`` keeps Python integers, any 64 bits are a seed."""
+
+    temperature: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int64]
+    top_p: npt.NDArray[np.float32]
+    min_p: npt.NDArray[np.float32]
+    seed: npt.NDArray[np.object_]
+    position: npt.NDArray[np.int64]
+    rule: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, batch: int, *, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any, rule: Any
+    ) -> "Sampling":
+        """Broadcast scalars over the batch, read None as 0, and refuse what has no meaning with ValueError."""
+        sampling = cls(
+            temperature=_vector("temperature", temperature, batch, np.float32),
+            top_k=_vector("top_k", top_k, batch, np.int64),
+            top_p=_vector("top_p", top_p, batch, np.float32),
+            min_p=_vector("min_p", min_p, batch, np.float32),
+            seed=_vector("seed", seed, batch, object),
+            position=_vector("position", position, batch, np.int64),
+            rule=_vector("rule", _rules(rule), batch, np.int64),
+        )
+        _check("temperature", sampling.temperature, 0, float(np.finfo(np.float32).max))
+        _check("top_k", sampling.top_k, 0, np.iinfo(np.int64).max)
+        _check("top_p", sampling.top_p, 0, 1)
+        _check("min_p", sampling.min_p, 0, 1)
+        _check("position", sampling.position, 0, np.iinfo(np.int64).max)
+        return sampling
+
+
+def _vector(name: str, value: Any, batch: int, dtype: Any) -> np.ndarray:
+    if np.iterable(value):
+        value = [0 if item is None else item for item in value]
+    array = np.asarray(0 if value is None else value, dtype=dtype)
+    if array.shape not in ((), (batch,)):
+        raise ValueError(f"{name}: one value, or one per request ({batch}), is needed, got shape {array.shape}")
+    return np.broadcast_to(array, (batch,))
+
+
+def _rules(rule: RuleLike) -> int | list[int]:
+    return [_rule(item) for item in rule] if np.iterable(rule) and not isinstance(rule, str) else _rule(rule)
+
+
+def _rule(rule: Any) -> int:
+    if isinstance(rule, str):
+        if rule.upper() not in Rule.__members__:
+            known = ", ".join(member.name.lower() for member in Rule)
+            raise ValueError(f"rule: one of {known} is needed, got {rule!r}")
+        return int(Rule[rule.upper()])
+    return int(Rule(rule))
+
+
+def _check(name: str, values: np.ndarray, low: float, high: float) -> None:
+    wrong = values[~((values >= low) & (values <= high))]
+    if wrong.size:
+        raise ValueError(f"{name}: a value between {low} and {high} is needed, got {wrong[0]}")

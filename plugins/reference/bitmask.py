@@ -1,0 +1,23 @@
+"""``token_bitmask``: apply a row of allowed-token bits."""
+
+import numpy as np
+import numpy.typing as npt
+
+from tandemrt.engines.contract import mask_words
+
+
+def token_bitmask(logits: npt.ArrayLike, bitmask: npt.ArrayLike) -> np.ndarray:
+    """Return ``logits`` with −inf for every token whose bit is 0.
+
+    ``logits`` floating [..., vocab]; ``bitmask`` int32 [..., ceil(vocab / 32)], where bit ``token % 32`` of word
+    ``token // 32`` allows the token. Bits past the vocabulary mean nothing. The dtype of the logits is kept.
+    """
+    values = np.asarray(logits)
+    words = np.ascontiguousarray(bitmask, dtype=np.int32)
+    vocab = values.shape[-1]
+    needed = (*values.shape[:-1], mask_words(vocab))
+    if words.shape != needed:
+        raise ValueError(f"bitmask: int32 {needed} is needed for logits {values.shape}, got {words.shape}")
+    bits = (words.view(np.uint32)[..., None] >> np.arange(32, dtype=np.uint32)) & 1
+    allowed = bits.reshape(*words.shape[:-1], -1)[..., :vocab].astype(bool)
+    return np.where(allowed, values, np.array(-np.inf, dtype=values.dtype))

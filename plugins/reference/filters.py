@@ -1,0 +1,64 @@
+"""Temperature, top-k, top-p and min-p: from logits to the law a token is drawn from."""
+
+import numpy as np
+
+from tandemrt.plugins.reference.arguments import Sampling
+
+_NEVER = np.float32(-np.inf)
+
+
+def finite_logits(logits: np.ndarray) -> np.ndarray:
+    """Return float32 logits in which whatever is not a finite number is −inf: such a token cannot be drawn."""
+    values = np.asarray(logits).astype(np.float32)
+    return np.where(np.isfinite(values), values, _NEVER)
+
+
+def filter_logits(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Return the scaled and filtered scores of every row, float32 [batch, rows, vocab], −inf where filtered out.
+
+    The scores are (logit − largest logit of the row) / temperature: the shift changes no law, and a small temperature
+    cannot overflow. Then, in this order and with ties kept, so that no result depends on how a sort breaks them:
+
+    * top-k keeps a token iff its score reaches the k-th largest;
+    * top-p keeps a token iff strictly more probable tokens hold less than ``top_p`` of the mass that top-k left;
+    * min-p keeps a token iff it has at least ``min_p`` times the probability of the most probable one.
+
+    Requests with temperature 0 are scaled as by 1. Their scores mean nothing: they take the largest logit.
+    """
+    temperature = np.where(sampling.temperature > 0, sampling.temperature, np.float32(1))
+    peak = np.max(logits, axis=-1, keepdims=True)
+    with np.errstate(over="ignore"):  # a score below the range of float32 is −inf, as it should be
+        scores = (logits - np.where(np.isfinite(peak), peak, np.float32(0))) / temperature[:, None, None]
+    scores = _top_k(scores, sampling.top_k)
+    scores = _top_p(scores, sampling.top_p)
+    return np.where(np.exp(scores, dtype=np.float64) >= sampling.min_p[:, None, None], scores, _NEVER)
+
+
+def law(scores: np.ndarray) -> np.ndarray:
+    """Return the probabilities of scores whose largest is 0: softmax in float64, rounded to float32 once.
+
+    Equal scores give equal bits, so a draft from the very same law is always accepted. An empty row gives zeros.
+    """
+    weights = np.exp(scores, dtype=np.float64)
+    total = weights.sum(axis=-1, keepdims=True)
+    probs: np.ndarray = (weights / np.where(total > 0, total, 1.0)).astype(np.float32)
+    return probs
+
+
+def _top_k(scores: np.ndarray, top_k: np.ndarray) -> np.ndarray:
+    vocab = scores.shape[-1]
+    kept = np.where((top_k > 0) & (top_k < vocab), top_k, vocab)
+    ascending = np.sort(scores, axis=-1)
+    last = np.take_along_axis(ascending, np.broadcast_to(vocab - kept[:, None, None], (*scores.shape[:-1], 1)), axis=-1)
+    return np.where(scores >= last, scores, _NEVER)
+
+
+def _top_p(scores: np.ndarray, top_p: np.ndarray) -> np.ndarray:
+    active = ((top_p > 0) & (top_p < 1))[:, None, None]
+    descending = -np.sort(-scores, axis=-1)
+    mass = np.cumsum(np.exp(descending, dtype=np.float64), axis=-1)
+    before = np.concatenate((np.zeros_like(mass[..., :1]), mass[..., :-1]), axis=-1)
+    inside = before < top_p.astype(np.float64)[:, None, None] * mass[..., -1:]
+    # The smallest score inside is the threshold: what ties with it has the same mass strictly above it.
+    threshold = np.where(inside, descending, np.float32(np.inf)).min(axis=-1, keepdims=True)
+    return np.where(~active | (scores >= threshold), scores, _NEVER)

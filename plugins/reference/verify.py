@@ -1,0 +1,124 @@
+"""``verify_draft``: which of the drafted tokens stand, and the token that follows them.
+
+Two rules, chosen per request. *Coupled* draws every row from the target with position-keyed noise and accepts while
+the draw equals the draft, so what is emitted never depends on the draft. *Rejection* is speculative sampling
+(Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", ICML 2023).
+
+A position is decided by one of two independent pairs of draws. If it was drafted: the draft's own draw (purpose
+DRAFT), the coin (ACCEPT), the residual (RESIDUAL). If not: one draw from the target (SAMPLE). Nothing that was decided
+at earlier positions has read any of these streams at this position, so each token has the target's law given its
+prefix, in whatever windows the positions are cut. The one condition is that the window ends without looking at the
+token that would have been drafted next; a token that the mask of its own row forbids is therefore *given* to the
+rejection rule (which rejects it and draws from the residual), never cut off before it.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from tandemrt.plugins.operators import Purpose, Rule
+from tandemrt.plugins.reference.arguments import RuleLike, Sampling
+from tandemrt.plugins.reference.filters import filter_logits, finite_logits, law
+from tandemrt.plugins.reference.noise import accept_coin, position_noise
+
+
+def verify_draft(
+    logits: npt.ArrayLike,
+    draft_tokens: npt.ArrayLike,
+    draft_len: npt.ArrayLike,
+    *,
+    temperature: npt.ArrayLike | None,
+    top_k: npt.ArrayLike | None,
+    top_p: npt.ArrayLike | None,
+    min_p: npt.ArrayLike | None,
+    seed: npt.ArrayLike,
+    position: npt.ArrayLike,
+    rule: RuleLike,
+    draft_probs: npt.ArrayLike | None = None,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the emitted tokens, int64 [batch, K+1] padded with −1, and their number, int64 [batch].
+
+    ``logits`` floating [batch, K+1, vocab] are final: biased, penalised and masked. ``draft_tokens`` int64 [batch, K],
+    of which the first ``draft_len`` (int64 [batch]) were drafted; rows of logits behind them are not read. The other
+    arguments are per-request vectors or scalars. Temperature 0 is greedy, whatever the rule; 0 or None switches a
+    filter off, as does ``top_p`` 1. ``position`` is the index, in prompt plus output, of the token that row 0 decides.
+
+    ``draft_probs`` float32 [batch, K, vocab] are the laws the drafts were really drawn from; an all-zero row, or no
+    array at all, means that the token was not drawn but chosen (one-hot). Only the rejection rule reads them.
+
+    A token whose logit is not finite cannot be drawn. The run ends at a row without any finite logit, and nothing is
+    emitted for that row. A drafted id outside the vocabulary is never accepted. Raises ValueError for arguments out of
+    range or of the wrong shape.
+    """
+    raw = finite_logits(np.asarray(logits))
+    batch, rows, vocab = raw.shape
+    window = rows - 1
+    draft = np.asarray(draft_tokens, dtype=np.int64)
+    length = np.asarray(draft_len, dtype=np.int64)
+    _check_draft(draft, length, batch, window)
+    sampling = Sampling.of(
+        batch, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=position, rule=rule
+    )
+    sampled = sampling.temperature > 0
+    rejection = sampled & (sampling.rule == Rule.REJECTION)
+    positions = sampling.position[:, None] + np.arange(rows)
+    seeds = sampling.seed[:, None]
+
+    scores = filter_logits(raw, sampling)
+    drawn = np.argmax(scores + position_noise(seeds, positions, Purpose.SAMPLE, vocab), axis=-1)
+    choice = np.where(sampled[:, None], drawn, np.argmax(raw, axis=-1))
+
+    target = law(scores)
+    proposed = _proposed(draft, draft_probs, vocab)
+    in_vocab = (draft >= 0) & (draft < vocab)
+    p, q = (_of_token(probs, np.where(in_vocab, draft, 0)) for probs in (target[:, :window], proposed))
+    stands = np.where(
+        rejection[:, None], accept_coin(seeds, positions[:, :window]) * q < p, choice[:, :window] == draft
+    )
+
+    alive = np.isfinite(raw).any(axis=-1)
+    in_run = stands & in_vocab & alive[:, :window] & (np.arange(window) < length[:, None])
+    accepted = np.cumprod(in_run, axis=-1, dtype=np.int64).sum(axis=-1)
+
+    # The row behind the run: a bonus where everything stands, else a replacement.
+    every = np.arange(batch)
+    padded = np.concatenate((proposed, np.zeros((batch, 1, vocab), np.float32)), axis=1)
+    residual = np.maximum(target[every, accepted] - padded[every, accepted], 0)
+    empty = ~(residual > 0).any(axis=-1)
+    with np.errstate(divide="ignore"):
+        replaced = np.log(residual, dtype=np.float64).astype(np.float32)
+    bonus = accepted == length
+    final_scores = np.where((bonus | empty)[:, None], scores[every, accepted], replaced)
+    purpose = np.where(bonus, Purpose.SAMPLE, Purpose.RESIDUAL)
+    noise = position_noise(sampling.seed, sampling.position + accepted, purpose, vocab)
+    final = np.where(rejection, np.argmax(final_scores + noise, axis=-1), choice[every, accepted])
+
+    count = accepted + alive[every, accepted]
+    tokens = np.full((batch, rows), -1, dtype=np.int64)
+    tokens[:, :window] = np.where(np.arange(window) < accepted[:, None], draft, -1)
+    tokens[every, accepted] = np.where(alive[every, accepted], final, -1)
+    return tokens, count.astype(np.int64)
+
+
+def _proposed(draft: np.ndarray, draft_probs: npt.ArrayLike | None, vocab: int) -> np.ndarray:
+    # The law each draft came from. An id outside the vocabulary came from none, and its row is all zero.
+    one_hot = (draft[..., None] == np.arange(vocab)).astype(np.float32)
+    if draft_probs is None:
+        return one_hot
+    probs = np.asarray(draft_probs, dtype=np.float32)
+    if probs.shape != one_hot.shape:
+        raise ValueError(f"draft_probs: shape [batch, K, vocab] = {one_hot.shape} is needed, got {probs.shape}")
+    probs = np.where(probs > 0, probs, np.float32(0))
+    drawn = probs.any(axis=-1) & one_hot.any(axis=-1)
+    return np.where(drawn[..., None], probs, one_hot)
+
+
+def _of_token(probs: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    picked: np.ndarray = np.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
+    return picked
+
+
+def _check_draft(draft: np.ndarray, length: np.ndarray, batch: int, window: int) -> None:
+    if draft.shape != (batch, window):
+        raise ValueError(f"draft_tokens: one column less than rows of logits, {(batch, window)}, got {draft.shape}")
+    if length.shape != (batch,) or not ((length >= 0) & (length <= window)).all():
+        raise ValueError(f"draft_len: one value between 0 and {window} per request is needed, got {length}")
