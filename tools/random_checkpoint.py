@@ -1,0 +1,149 @@
+"""Write a checkpoint folder with random weights, for tests of scale and speed: every size, no download.
+
+    python -m tools.random_checkpoint OUT --family llama --size 8b --sparse
+
+Names and shapes of the tensors are those of ``transformers``. ``--sparse`` writes the header and leaves a hole where
+the weights would be (they read as zeros): an 8B checkpoint then takes a few kilobytes of disk.
+"""
+
+import json
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+Dims = dict[str, Any]
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+_FAMILY: dict[str, Dims] = {
+    "llama": {"rope_parameters": _LLAMA3},
+    "mistral": {"sliding_window": None, "head_dim": None},
+    "qwen2": {},
+    "qwen3": {},
+}
+
+
+def _dims(vocab: int, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, length: int) -> Dims:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": length,
+    }
+
+
+_TINY = _dims(97, 64, 96, 2, 4, 2, 256)
+_SIZES: dict[tuple[str, str], Dims] = {
+    ("llama", "8b"): _dims(128_256, 4096, 14_336, 32, 32, 8, 131_072),
+    ("mistral", "8b"): _dims(32_768, 4096, 14_336, 32, 32, 8, 32_768),
+    ("qwen2", "8b"): _dims(152_064, 3584, 18_944, 28, 28, 4, 131_072),
+    ("qwen3", "8b"): _dims(151_936, 4096, 12_288, 36, 32, 8, 40_960) | {"head_dim": 128},
+    ("llama", "tiny"): _TINY,
+    ("mistral", "tiny"): _TINY,
+    ("qwen2", "tiny"): _TINY,
+    ("qwen3", "tiny"): _TINY | {"head_dim": 32},
+}
+
+_STORED = {torch.float32: ("F32", 4), torch.float16: ("F16", 2), torch.bfloat16: ("BF16", 2)}
+
+
+class Family(StrEnum):
+    LLAMA = "llama"
+    MISTRAL = "mistral"
+    QWEN2 = "qwen2"
+    QWEN3 = "qwen3"
+
+
+class Size(StrEnum):
+    TINY = "tiny"
+    B8 = "8b"
+
+
+class Dtype(StrEnum):
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+def write_checkpoint(
+    out: Path,
+    family: Family,
+    size: Size,
+    *,
+    layers: int | None = None,
+    dtype: Dtype = Dtype.BFLOAT16,
+    sparse: bool = False,
+    seed: int = 0,
+) -> int:
+    """Write config.json and model.safetensors into ``out``; return the bytes that the weights take."""
+    dims = _SIZES[family.value, size.value] | _FAMILY[family.value]
+    if layers is not None:
+        dims = dims | {"num_hidden_layers": layers}
+    config = _CONFIGS[family.value](**dims)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.dtype = dtype.value
+    out.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(out)
+
+    shapes: dict[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    stored = getattr(torch, dtype.value)
+    header = _header(shapes, stored)
+    nbytes: int = sum(math.prod(shape) for shape in shapes.values()) * _STORED[stored][1]
+    generator = torch.Generator().manual_seed(seed)
+    with (out / "model.safetensors").open("wb") as stream:
+        stream.write(header)
+        if sparse:
+            stream.truncate(len(header) + nbytes)
+            return nbytes
+        for name, shape in shapes.items():
+            spread = torch.randn(shape, generator=generator) * (0.5 / math.sqrt(shape[-1]))
+            values = (1 + spread if name.endswith("norm.weight") else spread).to(stored)
+            stream.write(values.view(torch.uint8).numpy().tobytes())
+    return nbytes
+
+
+def main(
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    family: Annotated[Family, typer.Option(help="Architecture.")] = Family.LLAMA,
+    size: Annotated[Size, typer.Option(help="Dimensions.")] = Size.TINY,
+    layers: Annotated[int | None, typer.Option(help="Number of layers, if not the size's own.", min=1)] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Stored dtype.")] = Dtype.BFLOAT16,
+    sparse: Annotated[bool, typer.Option("--sparse", help="Leave a hole instead of weights.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+) -> None:
+    """Write a checkpoint folder with random weights."""
+    nbytes = write_checkpoint(out, family, size, layers=layers, dtype=dtype, sparse=sparse, seed=seed)
+    typer.echo(f"{out}: {family.value} {size.value}, {nbytes / 1e9:.2f} GB of {dtype.value} weights")
+
+
+def _header(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
+    name_of, width = _STORED[dtype]
+    entries, begin = {}, 0
+    for name, shape in shapes.items():
+        end = begin + math.prod(shape) * width
+        entries[name] = {"dtype": name_of, "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+if __name__ == "__main__":
+    typer.run(main)
