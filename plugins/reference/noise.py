@@ -49,7 +49,7 @@ def position_bits(
     blocks = np.arange((vocab + 3) // 4, dtype=np.uint64)
     counter = np.stack(np.broadcast_arrays(blocks, *_words(place), purpose.astype(np.uint64)[..., None]), axis=-1)
     bits = philox4x32(counter, np.stack(_words(key), axis=-1))
-    return bits.reshape(*key.shape, -1)[..., :vocab]
+    return bits.reshape(*key.shape, 4 * len(blocks))[..., :vocab]
 
 
 def philox4x32(counter: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.uint32]:

@@ -1,0 +1,39 @@
+"""The operators as ONNX functions in standard operators (opset 24), carried by the models that use them.
+
+A backend that knows an operator of the ``tandemrt`` domain replaces the body; every other one inlines it.
+"""
+
+import onnx_ir as ir
+
+from tandemrt.plugins.functions.bitmask import token_bitmask
+from tandemrt.plugins.functions.body import OPSET
+from tandemrt.plugins.functions.draft import sample_draft
+from tandemrt.plugins.functions.filters import filter_logits
+from tandemrt.plugins.functions.noise import accept_coin, position_noise
+from tandemrt.plugins.functions.verify import verify_draft
+
+__all__ = [
+    "OPSET",
+    "accept_coin",
+    "filter_logits",
+    "library",
+    "position_noise",
+    "sample_draft",
+    "token_bitmask",
+    "verify_draft",
+]
+
+
+def library(*, draft_probs: bool) -> tuple[ir.Function, ...]:
+    """Return every function of the domain, for a model to carry.
+
+    ``draft_probs`` gives ``verify_draft`` the laws of the drafts as its last input, ``sample_draft`` as an output.
+    """
+    return (
+        token_bitmask(),
+        position_noise(),
+        accept_coin(),
+        filter_logits(),
+        verify_draft(draft_probs),
+        sample_draft(draft_probs),
+    )

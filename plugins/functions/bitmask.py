@@ -1,0 +1,23 @@
+"""``token_bitmask`` in standard operators."""
+
+import numpy as np
+import onnx_ir as ir
+
+from tandemrt.plugins.functions.body import BOOL, UINT32, Body, Tensor
+
+
+def token_bitmask() -> ir.Function:
+    """(logits float32 [..., vocab], bitmask int32 [..., words]) → logits, −inf where the token's bit is 0."""
+    body = Body("token_bitmask", ["logits", "bitmask"])
+    logits, bitmask = body.inputs
+
+    def masked() -> list[Tensor]:
+        bits = (bitmask.cast(UINT32).expand_dims(-1) >> np.arange(32, dtype=np.uint32)).bits_and(np.uint32(1))
+        rows = body.op("Shape", bitmask, end=-1)
+        allowed = body.op("Reshape", bits.cast(BOOL), body.concat(rows, np.array([-1], np.int64), axis=0))
+        return [body.where(allowed.first(logits.size(-1), -1), logits, np.float32(-np.inf))]
+
+    # Rows of ones are common: whole batches without a constraint pay one pass over the words.
+    open_words = bitmask.equals(np.int32(-1))
+    [result] = body.branch((~open_words).any(), masked, lambda: [logits])
+    return body.function(masked=result)

@@ -1,0 +1,193 @@
+"""Write the body of an ONNX function as expressions.
+
+``Body`` collects nodes; ``Tensor`` wraps a value so that ``a + b``, ``a >= b``, ``a & b`` append the standard operator.
+Constants are numpy scalars or arrays: their dtype is the dtype of the node, nothing is promoted.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from tandemrt.plugins.operators import DOMAIN
+
+OPSET = 24
+FLOAT32, FLOAT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE
+INT64, UINT32, UINT64, BOOL = ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64, ir.DataType.BOOL
+
+
+class Tensor:
+    """A value inside a body. Shapes broadcast as in numpy."""
+
+    def __init__(self, body: "Body", value: ir.Value) -> None:
+        self.body = body
+        self.value = value
+
+    def __add__(self, other: Any) -> "Tensor":
+        return self.body.op("Add", self, other)
+
+    def __sub__(self, other: Any) -> "Tensor":
+        return self.body.op("Sub", self, other)
+
+    def __mul__(self, other: Any) -> "Tensor":
+        return self.body.op("Mul", self, other)
+
+    def __truediv__(self, other: Any) -> "Tensor":
+        return self.body.op("Div", self, other)
+
+    def __neg__(self) -> "Tensor":
+        return self.body.op("Neg", self)
+
+    def __lt__(self, other: Any) -> "Tensor":
+        return self.body.op("Less", self, other)
+
+    def __gt__(self, other: Any) -> "Tensor":
+        return self.body.op("Greater", self, other)
+
+    def __ge__(self, other: Any) -> "Tensor":
+        return self.body.op("GreaterOrEqual", self, other)
+
+    def equals(self, other: Any) -> "Tensor":
+        return self.body.op("Equal", self, other)
+
+    def __and__(self, other: Any) -> "Tensor":
+        return self.body.op("And", self, other)
+
+    def __or__(self, other: Any) -> "Tensor":
+        return self.body.op("Or", self, other)
+
+    def __invert__(self) -> "Tensor":
+        return self.body.op("Not", self)
+
+    def __rshift__(self, bits: Any) -> "Tensor":
+        return self.body.op("BitShift", self, bits, direction="RIGHT")
+
+    def bits_and(self, other: Any) -> "Tensor":
+        return self.body.op("BitwiseAnd", self, other)
+
+    def bits_xor(self, other: Any) -> "Tensor":
+        return self.body.op("BitwiseXor", self, other)
+
+    def cast(self, dtype: ir.DataType) -> "Tensor":
+        return self.body.op("Cast", self, to=int(dtype))
+
+    def expand_dims(self, *axes: int) -> "Tensor":
+        return self.body.op("Unsqueeze", self, np.array(axes, np.int64))
+
+    def squeeze(self, axis: int) -> "Tensor":
+        return self.body.op("Squeeze", self, np.array([axis], np.int64))
+
+    def first(self, size: Any, axis: int) -> "Tensor":
+        """The first ``size`` (int64 [1]) entries along an axis."""
+        return self.body.op("Slice", self, np.array([0], np.int64), size, np.array([axis], np.int64))
+
+    def size(self, axis: int) -> "Tensor":
+        """The length of an axis, int64 [1]."""
+        end: dict[str, Any] = {} if axis == -1 else {"end": axis + 1}
+        return self.body.op("Shape", self, start=axis, **end)
+
+    def any(self) -> "Tensor":
+        """Whether any element of a bool tensor holds, bool []."""
+        return self.body.op("ReduceMax", self.cast(FLOAT32), keepdims=0) > np.float32(0)
+
+    def max_last(self, keepdims: bool = True) -> "Tensor":
+        return self.body.op("ReduceMax", self, np.array([-1], np.int64), keepdims=int(keepdims))
+
+    def min_last(self) -> "Tensor":
+        return self.body.op("ReduceMin", self, np.array([-1], np.int64), keepdims=1)
+
+    def sum_last(self) -> "Tensor":
+        return self.body.op("ReduceSum", self, np.array([-1], np.int64), keepdims=1)
+
+    def argmax_last(self) -> "Tensor":
+        """The index of the largest entry of the last axis, the first of several; int64."""
+        return self.body.op("ArgMax", self, axis=-1, keepdims=0)
+
+    def exp(self) -> "Tensor":
+        """The exponential in float64."""
+        return self.body.op("Exp", self.cast(FLOAT64))
+
+    def log(self) -> "Tensor":
+        return self.body.op("Log", self)
+
+    def at_rows(self, rows: "Tensor") -> "Tensor":
+        """``self[b, rows[b]]`` for every b: [batch, rows, …] and [batch] to [batch, …]."""
+        return self.body.op("GatherND", self, rows.expand_dims(-1), batch_dims=1)
+
+    def at_last(self, indices: "Tensor") -> "Tensor":
+        """``take_along_axis`` on the last axis."""
+        return self.body.op("GatherElements", self, indices, axis=-1)
+
+
+class Body:
+    """One function body: named inputs, nodes in order, named outputs."""
+
+    def __init__(self, name: str, inputs: Sequence[str]) -> None:
+        self.name = name
+        self.inputs = [Tensor(self, ir.Value(name=each)) for each in inputs]
+        self._nodes: list[ir.Node] = []
+        self._count = 0
+
+    def function(self, **outputs: Tensor) -> ir.Function:
+        """Close the body. Outputs get the names of the keywords."""
+        values = [self.op("Identity", tensor).value for tensor in outputs.values()]
+        for value, name in zip(values, outputs, strict=True):
+            value.name = name
+        inputs = [tensor.value for tensor in self.inputs]
+        imports = {"": OPSET, DOMAIN: 1}
+        graph = ir.Graph(inputs, values, nodes=self._nodes, opset_imports=imports, name=self.name)
+        return ir.Function(DOMAIN, self.name, graph=graph, attributes=[])
+
+    def op(self, op_type: str, *operands: Any, domain: str = "", **attributes: Any) -> Tensor:
+        """Append a node with one output."""
+        return self.ops(op_type, *operands, outputs=1, domain=domain, **attributes)[0]
+
+    def ops(self, op_type: str, *operands: Any, outputs: int, domain: str = "", **attributes: Any) -> list[Tensor]:
+        """Append a node with several outputs."""
+        inputs = [self._value(operand) for operand in operands]
+        results = [ir.Value(name=self._fresh()) for _ in range(outputs)]
+        self._nodes.append(ir.node(op_type, inputs, attributes, domain=domain, outputs=results))
+        return [Tensor(self, value) for value in results]
+
+    def call(self, function: str, *operands: Any) -> Tensor:
+        """Append a call of another function of the domain, one with a single output."""
+        return self.op(function, *operands, domain=DOMAIN)
+
+    def where(self, condition: Tensor, yes: Any, no: Any) -> Tensor:
+        return self.op("Where", condition, yes, no)
+
+    def concat(self, *parts: Any, axis: int) -> Tensor:
+        return self.op("Concat", *parts, axis=axis)
+
+    def arange(self, size: Tensor) -> Tensor:
+        """0, 1, … below ``size`` (int64 [1]); int64."""
+        return self.op("Range", np.int64(0), size.squeeze(0), np.int64(1))
+
+    def full(self, shape: Tensor, value: np.generic) -> Tensor:
+        return self.op("Expand", value, shape)
+
+    def branch(
+        self, condition: Tensor, then: Callable[[], Sequence[Tensor]], otherwise: Callable[[], Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """``If``: only one of the two bodies runs. Both may use every value made so far."""
+        graphs = [self._subgraph(write) for write in (then, otherwise)]
+        return self.ops("If", condition, outputs=len(graphs[0].outputs), then_branch=graphs[0], else_branch=graphs[1])
+
+    def _subgraph(self, write: Callable[[], Sequence[Tensor]]) -> ir.Graph:
+        outer, self._nodes = self._nodes, []
+        outputs = [self.op("Identity", tensor).value for tensor in write()]
+        nodes, self._nodes = self._nodes, outer
+        return ir.Graph([], outputs, nodes=nodes, name=self._fresh())
+
+    def _value(self, operand: Any) -> ir.Value:
+        if isinstance(operand, Tensor):
+            return operand.value
+        constant = ir.Value(name=self._fresh())
+        tensor = ir.tensor(np.asarray(operand))
+        self._nodes.append(ir.node("Constant", [], {"value": tensor}, outputs=[constant]))
+        return constant
+
+    def _fresh(self) -> str:
+        self._count += 1
+        return f"{self.name}_{self._count}"

@@ -1,0 +1,70 @@
+"""Temperature and filters in standard operators; nothing is sorted unless a sampled request asks for it."""
+
+import numpy as np
+import onnx_ir as ir
+
+from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, Body, Tensor
+
+_NEVER = np.float32(-np.inf)
+
+
+def finite_logits(body: Body, logits: Tensor) -> Tensor:
+    """float32 logits, −inf where they are not finite numbers."""
+    values = logits.cast(FLOAT32)
+    return body.where(body.op("Abs", values) < np.float32(np.inf), values, _NEVER)
+
+
+def law(scores: Tensor) -> Tensor:
+    """The probabilities of scores, float32, by way of float64."""
+    weights = scores.exp()
+    return (weights / weights.sum_last()).cast(FLOAT32)
+
+
+def filter_logits() -> ir.Function:
+    """(finite logits float32 [batch, rows, vocab], temperature, top_k, top_p, min_p [batch]) → scores, same shape.
+
+    Only as many scores are sorted as the widest top-k of the batch needs; all of them only for top-p without top-k.
+    """
+    body = Body("filter_logits", ["logits", "temperature", "top_k", "top_p", "min_p"])
+    logits, temperature, top_k, top_p, min_p = body.inputs
+    sampled = temperature > np.float32(0)
+    vocab = logits.size(-1)
+    peak = logits.max_last()
+    shifted = logits - body.where(peak > _NEVER, peak, np.float32(0))
+    scores = shifted / _per_row(body.where(sampled, temperature, np.float32(1)))
+
+    k_on = sampled & (top_k > np.int64(0)) & (top_k < vocab)
+    p_on = sampled & (top_p > np.float32(0)) & (top_p < np.float32(1))
+    min_on = sampled & (min_p > np.float32(0))
+
+    def sorted_filters() -> list[Tensor]:
+        limit = body.where(k_on, top_k, vocab)
+        widest = body.op("ReduceMax", body.where(k_on | p_on, limit, np.int64(1)), keepdims=0).expand_dims(0)
+        descending, _ = body.ops("TopK", scores, widest, outputs=2, axis=-1)
+        place = _per_row(body.op("Min", limit, widest) - np.int64(1))
+        rows = body.concat(body.op("Shape", scores, end=-1), np.array([1], np.int64), axis=0)
+        last = descending.at_last(body.op("Expand", place, rows))
+        threshold = body.where(_per_row(k_on), last, _NEVER)
+        [threshold] = body.branch(p_on.any(), lambda: [nucleus(descending, threshold)], lambda: [threshold])
+        return [body.where(scores >= threshold, scores, _NEVER)]
+
+    def nucleus(descending: Tensor, threshold: Tensor) -> Tensor:
+        total = body.where(scores >= threshold, scores, _NEVER).exp().sum_last()
+        weights = body.where(descending >= threshold, descending, _NEVER).exp()
+        before = body.op("CumSum", weights, np.int64(-1), exclusive=1)
+        inside = before < _per_row(top_p).cast(FLOAT64) * total
+        smallest = body.where(inside, descending, np.float32(np.inf)).min_last()
+        return body.where(_per_row(p_on), body.op("Max", smallest, threshold), threshold)
+
+    [scores] = body.branch((k_on | p_on).any(), sorted_filters, lambda: [scores])
+    kept = scores
+
+    def relative() -> list[Tensor]:
+        return [body.where(kept.exp() >= _per_row(min_p).cast(FLOAT64), kept, _NEVER)]
+
+    [scores] = body.branch(min_on.any(), relative, lambda: [kept])
+    return body.function(scores=scores)
+
+
+def _per_row(values: Tensor) -> Tensor:
+    return values.expand_dims(1, 2)
