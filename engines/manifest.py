@@ -100,7 +100,7 @@ class Provenance(Record):
     python: str
     packages: dict[str, str]
     recipe: Sha256
-    checkpoints: dict[str, Sha256]
+    checkpoints: dict[EngineName, Sha256]
 
 
 class Manifest(Record):

@@ -112,6 +112,13 @@ class TensorRtRtx(Section):
     name: Literal["tensorrt-rtx"]
     compute_capabilities: Annotated[tuple[ComputeCapability, ...], Field(strict=False, min_length=1)]
 
+    @field_validator("compute_capabilities")
+    @classmethod
+    def _once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise refuse(f"must name each capability once; got {', '.join(value)}")
+        return value
+
 
 class Recipe(Section):
     """Everything that decides what a bundle is."""

@@ -1,0 +1,139 @@
+"""From a recipe to a bundle: read the checkpoints, build the graphs, compile and check them, write the manifest."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tandemrt.engines.bundle import TOKENIZER
+from tandemrt.engines.digest import combined_digest, file_digest
+from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
+from tandemrt.engines.recipe import NgramDraft, Recipe
+from tandemrt.export.builder import save_model
+from tandemrt.export.compile.backends import attention_of, compile_graph
+from tandemrt.export.graphs import Model, graphs, open_models
+from tandemrt.export.provenance import collect
+from tandemrt.export.staging import check_destination, place, staged
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a build and how long it took."""
+
+    title: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What was built, where, and the steps it took."""
+
+    folder: Path
+    manifest: Manifest
+    steps: tuple[Step, ...]
+
+
+def build(
+    recipe: Recipe, out: Path, *, force: bool = False, progress: Callable[[str], None] | None = None
+) -> BuildReport:
+    """Build the bundle of ``recipe`` at ``out``; ``progress`` hears the title of each step as it begins.
+
+    The bundle appears when it is whole: a build that fails leaves nothing behind, and what was at ``out`` as it was.
+    An earlier build of the same name is replaced, one of another name only with ``force``, anything else never.
+    Raises BadRecipe, BadCheckpoint, BadBundle (about ``out``) or BackendUnavailable.
+    """
+    out = out.resolve()
+    check_destination(out, recipe.name, force=force)
+    clock = _Clock(progress)
+    with clock.step("Read the checkpoints"):
+        models = open_models(recipe)
+        vocabulary = models[0].vocabulary
+        stop_ids = vocabulary.stop_ids(models[0].checkpoint.config)
+        markers = vocabulary.markers(recipe.reasoning) if recipe.reasoning else None
+    with staged(out) as folder:
+        with clock.step("Place the weights and the tokenizer"):
+            _place_sources(models, folder)
+        engines = {}
+        for graph in graphs(recipe, models, attention_of(recipe)):
+            with clock.step(f"Build, compile and check {graph.file}"):
+                save_model(graph.make(), folder / graph.file)
+                engines[graph.name] = compile_graph(graph, recipe, folder)
+        with clock.step("Take the digest of every file"):
+            files = _files(folder)
+        manifest = Manifest(
+            manifest_version=VERSION,
+            name=recipe.name,
+            limits=_limits(recipe),
+            vocab=models[0].spec.vocab,
+            valid_tokens=vocabulary.size,
+            stop_ids=stop_ids,
+            markers=markers,
+            draft=_draft(recipe),
+            specs={model.role: model.spec_json() for model in models},
+            engines=engines,
+            files=files,
+            provenance=collect(recipe=recipe.digest, checkpoints=_sources(models, files)),
+        )
+        (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return BuildReport(out, manifest, tuple(clock.steps))
+
+
+@dataclass
+class _Clock:
+    begin: Callable[[str], None] | None
+    steps: list[Step] = field(default_factory=list)
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        if self.begin is not None:
+            self.begin(title)
+        start = time.perf_counter()
+        yield
+        self.steps.append(Step(title, time.perf_counter() - start))
+
+
+def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
+    for model in models:
+        (folder / model.role).mkdir()
+        for file in model.checkpoint.files:
+            place(file, folder / model.role)
+    for file in models[0].vocabulary.files():
+        copy = folder / TOKENIZER / file.relative_to(models[0].vocabulary.folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+
+
+def _limits(recipe: Recipe) -> Limits:
+    asked = recipe.limits
+    return Limits(
+        batch=asked.batch,
+        length=asked.length,
+        capacity=recipe.capacity,
+        window=recipe.draft.window,
+        prefill_chunk=asked.prefill_chunk,
+    )
+
+
+def _draft(recipe: Recipe) -> Draft:
+    if isinstance(recipe.draft, NgramDraft):
+        return Draft(kind="ngram", ngram_min=recipe.draft.ngram_min, ngram_max=recipe.draft.ngram_max)
+    return Draft(kind=recipe.draft.kind)
+
+
+def _files(folder: Path) -> dict[str, File]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): File(sha256=file_digest(path), size=path.stat().st_size) for path in paths
+    }
+
+
+def _sources(models: tuple[Model, ...], files: dict[str, File]) -> dict[EngineName, str]:
+    # A checkpoint is its config and its weights; the weights were just read as files of the bundle.
+    found: dict[EngineName, str] = {}
+    for model in models:
+        digests = {file.name: files[f"{model.role}/{file.name}"].sha256 for file in model.checkpoint.files}
+        config = file_digest(model.checkpoint.folder / "config.json")
+        found[model.role] = combined_digest({**digests, "config.json": config})
+    return found

@@ -1,0 +1,60 @@
+"""``tandemrt export``: build a bundle from a recipe, and inspect one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+export = typer.Typer(help="Build bundles from checkpoints, and look into them.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Mount the ``export`` commands on the project's command line."""
+    app.add_typer(export, name="export")
+
+
+@export.command()
+def build(
+    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of an included recipe such as 'demo'.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the bundle goes. Default: engines/built/NAME if engines/built exists here, else ./NAME."
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also replace a bundle that was built under another name.")
+    ] = False,
+) -> None:
+    """Build the bundle of RECIPE. An earlier build of the same recipe name is replaced once the new one is whole."""
+    # The exporter's imports take a second; they are loaded by the commands that need them.
+    from tandemrt.engines.recipe import Recipe, locate
+    from tandemrt.export.build import build as build_bundle
+    from tandemrt.export.report import Progress, print_build
+
+    wanted = Recipe.load(locate(recipe))
+    with Progress() as progress:
+        report = build_bundle(wanted, out or default_out(wanted.name), force=force, progress=progress.begin)
+    print_build(report)
+
+
+@export.command()
+def inspect(
+    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Take the digests of the weights too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and the findings as JSON.")] = False,
+) -> None:
+    """Print what BUNDLE holds and whether it still holds. Exit code 1 when it does not."""
+    from tandemrt.engines.bundle import Bundle
+    from tandemrt.export.report import findings, print_bundle, print_json
+
+    opened = Bundle.read(bundle)
+    problems = findings(opened, verify=verify)
+    (print_json if as_json else print_bundle)(opened, problems, verify=verify)
+    raise typer.Exit(1 if problems else 0)
+
+
+def default_out(name: str) -> Path:
+    """Return where a bundle goes when nobody says: the project's own folder for bundles, else the working folder."""
+    built = Path("engines", "built")
+    return (built if built.is_dir() else Path()) / name

@@ -1,0 +1,58 @@
+"""onnxruntime compiles when it opens a graph; a build opens each graph once, so that a broken one is never shipped."""
+
+from pathlib import Path
+
+import onnx
+
+from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.errors import BackendUnavailable, InternalError
+
+_DTYPES = {
+    onnx.TensorProto.FLOAT: "float32",
+    onnx.TensorProto.FLOAT16: "float16",
+    onnx.TensorProto.BFLOAT16: "bfloat16",
+    onnx.TensorProto.INT32: "int32",
+    onnx.TensorProto.INT64: "int64",
+}
+
+
+def differences(path: Path, expected: Contract) -> list[str]:
+    """Say, one line each, where the bindings of a graph file depart from ``expected``. Weights are not read."""
+    graph = onnx.load(path, load_external_data=False).graph
+    # Which outputs share memory with an input is bound by the runtime; a graph file cannot say it.
+    return expected.differences(Contract(_bindings(graph.input), _bindings(graph.output), expected.aliases))
+
+
+def require_contract(path: Path, expected: Contract) -> None:
+    """Raise InternalError unless the bindings of a graph file are ``expected``."""
+    lines = differences(path, expected)
+    if lines:
+        raise InternalError(f"{path.name} must have the bindings of its contract: {'; '.join(lines)}")
+
+
+def require_session(path: Path) -> None:
+    """Open a graph and its weights on onnxruntime's CPU provider and close it again.
+
+    Raises BackendUnavailable without onnxruntime, InternalError when it refuses the graph.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        rule = "backend onnxruntime-cpu needs onnxruntime to check what it built"
+        raise BackendUnavailable(f"{rule}; install it with: pip install 'tandemrt[cpu]'") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions have no common base but this
+        raise InternalError(f"onnxruntime {onnxruntime.__version__} refuses {path.name}: {error}") from error
+
+
+def _bindings(values: list[onnx.ValueInfoProto]) -> tuple[Binding, ...]:
+    return tuple(_binding(value) for value in values)
+
+
+def _binding(value: onnx.ValueInfoProto) -> Binding:
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim)
+    return Binding(value.name, _DTYPES.get(tensor.elem_type, f"ONNX type {tensor.elem_type}"), shape)

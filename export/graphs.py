@@ -1,0 +1,110 @@
+"""The graphs a recipe asks for: which ones, where they lie in the bundle, and the contract each must meet."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from tandemrt.engines import contract
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.manifest import EngineName
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.blocks import Lowering
+from tandemrt.export.checkpoint import Checkpoint
+from tandemrt.export.decoder import build_decoder
+from tandemrt.export.spec import ModelSpec
+from tandemrt.export.verify import build_propose, build_verify
+from tandemrt.export.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe."""
+
+    role: EngineName
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    vocabulary: Vocabulary
+    dtype: str
+
+    @classmethod
+    def open(cls, role: EngineName, folder: Path, dtype: str, *, length: int) -> "Model":
+        """Read a checkpoint folder. Raises BadCheckpoint, or BadRecipe when ``length`` is beyond its training."""
+        checkpoint = Checkpoint.open(folder)
+        spec = ModelSpec.from_hf(checkpoint.config)
+        vocabulary = Vocabulary.open(folder)
+        if vocabulary.size > spec.vocab:
+            rule = f"the tokenizer must not have more ids than the logits are wide ({spec.vocab})"
+            raise BadCheckpoint(f"{role}.checkpoint {folder}: {rule}; it has {vocabulary.size}; resize the embeddings")
+        if length > spec.max_length:
+            rule = f"limits.length must not exceed the {role}'s max_position_embeddings, {spec.max_length}"
+            raise BadRecipe(f"{rule}; got {length}; lower limits.length")
+        return cls(role, checkpoint, spec, vocabulary, dtype)
+
+    def spec_json(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
+        return result
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph to build: ``file`` is its path in the bundle, ``make`` builds it."""
+
+    name: EngineName
+    file: str
+    dtype: str
+    contract: Contract
+    make: Callable[[], ir.Model]
+
+
+def open_models(recipe: Recipe) -> tuple[Model, ...]:
+    """Open the target and, if a model drafts, the draft; check that they fit each other. Raises BadRecipe."""
+    target = Model.open("target", recipe.target.checkpoint, recipe.target.dtype, length=recipe.limits.length)
+    if recipe.draft.kind != "model":
+        return (target,)
+    dtype = recipe.draft.dtype or recipe.target.dtype
+    draft = Model.open("draft", recipe.draft.checkpoint, dtype, length=recipe.limits.length)
+    if draft.spec.vocab != target.spec.vocab:
+        rule = f"its logits must be as wide as the target's, {target.spec.vocab}"
+        raise BadRecipe(f"draft.checkpoint: {rule}; got {draft.spec.vocab}; choose a draft of the target's family")
+    target.vocabulary.require_same_tokens(draft.vocabulary)
+    return target, draft
+
+
+def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> list[Graph]:
+    """Every graph of the bundle: one decoder per model, verification, and drafting when a model drafts."""
+    found = [_decoder(model, recipe.capacity, attention) for model in models]
+    heads: list[tuple[EngineName, Model, Any, Any]] = [("verify", models[0], build_verify, contract.verify)]
+    if len(models) > 1:
+        heads.append(("propose", models[1], build_propose, contract.propose))
+    for name, model, make, bindings in heads:
+        sizes = {"vocab": model.spec.vocab, "dtype": model.dtype}
+        for suffix, draft_probs in (("", False), ("_probs", True)):
+            options = {**sizes, "draft_probs": draft_probs}
+            full: Any = f"{name}{suffix}"
+            found.append(
+                Graph(full, f"{full}.onnx", model.dtype, bindings(**options), lambda m=make, o=options: m(**o))
+            )
+    return found
+
+
+def _decoder(model: Model, capacity: int, attention: Lowering) -> Graph:
+    spec = model.spec
+    bindings = contract.decoder(
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        capacity=capacity,
+        vocab=spec.vocab,
+        dtype=model.dtype,
+    )
+
+    def make() -> ir.Model:
+        return build_decoder(spec, model.checkpoint, dtype=model.dtype, capacity=capacity, attention=attention)
+
+    return Graph(model.role, f"{model.role}/model.onnx", model.dtype, bindings, make)

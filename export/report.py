@@ -1,0 +1,192 @@
+"""What ``tandemrt export`` prints: progress of a build, its summary, and a bundle's contents."""
+
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Table
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.manifest import EngineName, Manifest, Marker
+from tandemrt.export.build import BuildReport
+from tandemrt.export.compile.onnxruntime import differences
+
+console = Console(soft_wrap=True)
+
+
+class Progress:
+    """Shows the running step with a spinner and leaves a line with its time when the next one begins."""
+
+    def __init__(self) -> None:
+        self._status = Status("", console=console)
+        self._title: str | None = None
+        self._start = 0.0
+
+    def begin(self, title: str) -> None:
+        self._finish()
+        self._title, self._start = title, time.perf_counter()
+        self._status.update(escape(title))
+
+    def __enter__(self) -> "Progress":
+        self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self._finish()
+        self._status.stop()
+
+    def _finish(self) -> None:
+        if self._title is not None:
+            seconds = time.perf_counter() - self._start
+            console.print(f"[green]done[/green] {seconds:6.1f} s  {escape(self._title)}")
+
+
+def print_build(report: BuildReport) -> None:
+    """Print the summary of a build: engines and their sizes, limits, where it lies and how long it took."""
+    manifest = report.manifest
+    console.print(_engines(manifest))
+    console.print(_limits(manifest))
+    seconds = sum(step.seconds for step in report.steps)
+    console.print(f"Bundle [bold]{escape(manifest.name)}[/bold] built in {seconds:.1f} s: {escape(str(report.folder))}")
+
+
+def findings(bundle: Bundle, *, verify: bool) -> list[str]:
+    """Say, one line each, what does not hold: files, digests, and bindings of the ONNX graphs. Empty: all holds."""
+    lines = bundle.problems(verify=verify)
+    for name, engine in bundle.manifest.engines.items():
+        if engine.file.endswith(".onnx") and not any(line.startswith(f"{engine.file} ") for line in lines):
+            lines += [f"engine {name}: {line}" for line in differences(bundle.path(name), engine.contract)]
+    return lines
+
+
+def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
+    """Print everything a manifest says, and whether it holds."""
+    manifest = bundle.manifest
+    console.print(f"[bold]{escape(manifest.name)}[/bold]  {escape(str(bundle.folder))}")
+    console.print(_engines(manifest))
+    for name, spec in manifest.specs.items():
+        console.print(_pairs(f"{name}: model", {key: json.dumps(value) for key, value in spec.items()}))
+    for engine, entry in manifest.engines.items():
+        console.print(_bindings(engine, entry.contract))
+    console.print(_limits(manifest))
+    console.print(_vocabulary(manifest))
+    console.print(_files(manifest))
+    console.print(_provenance(manifest))
+    for line in problems:
+        console.print(f"[red]{escape(line)}[/red]")
+    checked = "all digests" if verify else "all digests but those of the weights (--verify takes them too)"
+    verdict = f"[red]{len(problems)} problem(s)[/red]" if problems else "[green]everything holds[/green]"
+    console.print(f"Checked sizes, bindings and {checked}: {verdict}")
+
+
+def print_json(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
+    """Print the manifest and the findings as one JSON object."""
+    manifest = bundle.manifest.model_dump(mode="json")
+    result = {"manifest": manifest, "verified": verify, "holds": not problems, "problems": problems}
+    console.file.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def _engines(manifest: Manifest) -> Table:
+    table = Table(title="Engines", title_justify="left", box=box.SIMPLE)
+    for column in ("engine", "backend", "for", "dtype", "file"):
+        table.add_column(column, overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("weights", justify="right", no_wrap=True)
+    for name, engine in manifest.engines.items():
+        size, weights = manifest.files[engine.file].size, _weights(manifest, engine.file)
+        shown = _bytes(weights) if weights else ""
+        table.add_row(name, engine.backend, engine.target, engine.dtype, engine.file, _bytes(size), shown)
+    return table
+
+
+def _weights(manifest: Manifest, file: str) -> int:
+    # A graph points into the safetensors files that lie beside it; an engine holds its weights itself.
+    if not file.endswith(".onnx"):
+        return 0
+    beside = [name for name in manifest.files if Path(name).parent == Path(file).parent != Path()]
+    return sum(manifest.files[name].size for name in beside if name.endswith(".safetensors"))
+
+
+def _limits(manifest: Manifest) -> Table:
+    limits, draft = manifest.limits, manifest.draft
+    ngram = f", {draft.ngram_min} to {draft.ngram_max} tokens" if draft.kind == "ngram" else ""
+    values = {
+        "batch": f"{limits.batch} requests at once",
+        "length": f"{limits.length} tokens of prompt and output",
+        "capacity": f"{limits.capacity} tokens in a cache row",
+        "window": f"{limits.window} tokens drafted per round",
+        "prefill_chunk": f"{limits.prefill_chunk} prompt tokens per call",
+        "draft": f"{draft.kind}{ngram}",
+    }
+    return _pairs("Limits", values)
+
+
+def _vocabulary(manifest: Manifest) -> Table:
+    values = {
+        "vocab": f"{manifest.vocab} logits, {manifest.valid_tokens} of them spell something",
+        "stop_ids": ", ".join(map(str, manifest.stop_ids)),
+    }
+    if manifest.markers:
+        markers = manifest.markers
+        values["start"] = _marker(markers.start)
+        values["ends"] = "; ".join(map(_marker, markers.ends))
+        values["forced_end"] = _marker(markers.forced_end)
+        values["implicit_ends"] = "; ".join(map(_marker, markers.implicit_ends))
+    return _pairs("Vocabulary and markers", values)
+
+
+def _marker(marker: Marker) -> str:
+    return f"{marker.text!r} = {list(marker.ids)}"
+
+
+def _bindings(name: EngineName, contract: Contract) -> Table:
+    sources = dict(contract.aliases)
+    values = {f"in {b.name}": str(b).removeprefix(f"{b.name} ") for b in contract.inputs}
+    for b in contract.outputs:
+        shared = f" in the memory of {sources[b.name]}" if b.name in sources else ""
+        values[f"out {b.name}"] = str(b).removeprefix(f"{b.name} ") + shared
+    return _pairs(f"{name}: bindings", values)
+
+
+def _files(manifest: Manifest) -> Table:
+    values = {name: f"{file.sha256}  {_bytes(file.size)}" for name, file in manifest.files.items()}
+    return _pairs("Files (sha256, size)", values)
+
+
+def _provenance(manifest: Manifest) -> Table:
+    origin = manifest.provenance
+    state = {True: " with uncommitted changes", False: "", None: ""}[origin.dirty]
+    values = {
+        "created": origin.created,
+        "tandemrt": origin.tandemrt,
+        "commit": f"{origin.commit}{state}" if origin.commit else "not built from a git checkout",
+        "python": origin.python,
+        **origin.packages,
+        "recipe": origin.recipe,
+        **{f"{name} checkpoint": digest for name, digest in origin.checkpoints.items()},
+    }
+    return _pairs("Provenance", values)
+
+
+def _pairs(title: str, values: dict[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    for key, value in values.items():
+        table.add_row(escape(key), escape(value))
+    return table
+
+
+def _bytes(size: int) -> str:
+    units = ["B", "KB", "MB", "GB"]
+    value, unit = float(size), 0
+    while value >= 1000 and unit < len(units) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.0f} {units[unit]}" if unit == 0 else f"{value:.1f} {units[unit]}"

@@ -1,0 +1,73 @@
+"""Write a bundle folder so that it appears whole or not at all."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.manifest import FILE_NAME, Manifest
+
+
+def check_destination(out: Path, name: str, *, force: bool) -> None:
+    """Raise BadBundle unless ``out`` is free, an empty folder, or a bundle built under the same name.
+
+    ``force`` also gives up a bundle of another name, or one whose manifest cannot be read, and nothing else ever.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / FILE_NAME).is_file():
+        raise BadBundle(
+            f"out must be free or hold a bundle; {out} holds something else. Choose another place with --out"
+        )
+    if force:
+        return
+    try:
+        found = Manifest.read(out).name
+    except BadBundle as error:
+        raise BadBundle(
+            f"out holds a bundle that cannot be read; replace it with --force, or choose --out: {error}"
+        ) from error
+    if found != name:
+        raise BadBundle(
+            f"out must not hold another bundle; {out} is {found!r}, not {name!r}. Use --force or another --out"
+        )
+
+
+@contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """Give a new folder beside ``out``; it takes the place of ``out`` at the end, or vanishes if anything fails."""
+    out = out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    mark = uuid.uuid4().hex[:8]
+    building, old = out.with_name(f".{out.name}.building-{mark}"), out.with_name(f".{out.name}.old-{mark}")
+    building.mkdir()
+    try:
+        yield building
+        if out.exists():
+            out.rename(old)
+        try:
+            building.rename(out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def place(source: Path, folder: Path) -> Path:
+    """Hard-link a file into a folder, or copy it where the file system cannot link. Returns the new path.
+
+    The file behind a symbolic link is placed, never the link: a bundle points nowhere outside itself.
+    """
+    source, destination = source.resolve(), folder / source.name  # the name that the graph points to
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)
+    return destination

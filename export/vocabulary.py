@@ -1,0 +1,150 @@
+"""What the tokenizer says: how many ids spell something, which ids stop, and how markers are spelled."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.manifest import Marker, Markers
+from tandemrt.engines.recipe import Reasoning
+
+# Everything that transformers may read to build a tokenizer, its chat template and its defaults.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "tekken.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "config.json",
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokenizer of a checkpoint folder. ``size`` is one past the largest id that spells something."""
+
+    folder: Path
+    tokenizer: Any
+    size: int
+
+    @classmethod
+    def open(cls, folder: Path) -> "Vocabulary":
+        """Read ``tokenizer.json``. Raises BadCheckpoint when it is missing or damaged."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            advice = "save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            raise BadCheckpoint(f"checkpoint must hold tokenizer.json; {path} is missing; {advice}")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise BadCheckpoint(f"{path} must be a tokenizer: {error}; download it again") from error
+        return cls(folder, tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+
+    def files(self) -> list[Path]:
+        """The files to copy, chat templates included."""
+        named = [self.folder / name for name in TOKENIZER_FILES]
+        return [path for path in named if path.is_file()] + sorted(
+            self.folder.glob("additional_chat_templates/*.jinja")
+        )
+
+    def stop_ids(self, config: Mapping[str, Any]) -> tuple[int, ...]:
+        """Every end-of-sequence id that the generation config, the model config and the tokenizer name.
+
+        The three often name different ones (end of turn, end of text), and a model may write any of them.
+        """
+        tokenizer_config = self._json("tokenizer_config.json")
+        token = tokenizer_config.get("eos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        named = [
+            *_ids(self._json("generation_config.json").get("eos_token_id")),
+            *_ids(config.get("eos_token_id")),
+            *_ids(self.tokenizer.token_to_id(text) if isinstance(text, str) else None),
+        ]
+        if not named:
+            rule = "generation_config.json, config.json or tokenizer_config.json must name an end-of-sequence token"
+            raise BadCheckpoint(f"checkpoint {self.folder}: {rule}, none does; set eos_token_id in one of them")
+        for stop in named:
+            if type(stop) is not int or not 0 <= stop < self.size:
+                rule = f"eos_token_id must be an id of the tokenizer, below {self.size}"
+                raise BadCheckpoint(f"checkpoint {self.folder}: {rule}; got {stop!r}; correct the config")
+        return tuple(dict.fromkeys(named))
+
+    def spell(self, key: str, text: str) -> Marker:
+        """Return the ids of a marker text, without the tokens an encoder adds around a text.
+
+        Raises BadRecipe when decoding them does not give the text back, or when a text in front of the marker would
+        change them: a model could then write the marker in a way that is not recognised.
+        """
+        ids = self._encode(text)
+        unknown = getattr(self.tokenizer.model, "unk_token", None)
+        if not ids or (unknown is not None and self.tokenizer.token_to_id(unknown) in ids) or self._decode(ids) != text:
+            got = repr(self._decode(ids)) if ids else "nothing"
+            raise BadRecipe(f"{key}: the tokenizer cannot spell {text!r}, it gives {got}; use a text it can spell")
+        if self._encode("\n" + text)[-len(ids) :] != ids:
+            rule = "is spelled one way at the start of a text and another way within one"
+            raise BadRecipe(f"{key}: {text!r} {rule}; use a special token of the tokenizer")
+        return Marker(text=text, ids=tuple(ids))
+
+    def markers(self, reasoning: Reasoning) -> Markers:
+        """Spell all markers of a recipe. Raises BadRecipe for one that cannot be, or that cannot work."""
+        start = self.spell("reasoning.start", reasoning.start)
+        ends = tuple(self.spell(f"reasoning.ends[{i}]", text) for i, text in enumerate(reasoning.ends))
+        implicit = reasoning.implicit_ends
+        implicit_ends = tuple(self.spell(f"reasoning.implicit_ends[{i}]", text) for i, text in enumerate(implicit))
+        forced_end = self.spell("reasoning.forced_end", reasoning.forced_end)
+        every = [start, *ends, *implicit_ends]
+        twice = [marker.text for i, marker in enumerate(every) if marker.ids in [other.ids for other in every[:i]]]
+        if twice:
+            raise BadRecipe(f"reasoning: start, ends and implicit_ends must differ; {twice[0]!r} appears twice")
+        if not any(_contains(forced_end.ids, end.ids) for end in ends):
+            texts = ", ".join(repr(end.text) for end in ends)
+            rule = f"must contain an end marker ({texts}) as the tokenizer spells it"
+            raise BadRecipe(f"reasoning.forced_end {rule}; got {forced_end.text!r} = {list(forced_end.ids)}; add one")
+        return Markers(start=start, ends=ends, forced_end=forced_end, implicit_ends=implicit_ends)
+
+    def require_same_tokens(self, draft: "Vocabulary") -> None:
+        """Raise BadRecipe when an id that both tokenizers know spells different tokens: no draft would be accepted."""
+        for token in range(min(self.size, draft.size)):
+            mine, theirs = self.tokenizer.id_to_token(token), draft.tokenizer.id_to_token(token)
+            if mine != theirs and mine is not None and theirs is not None:
+                raise BadRecipe(
+                    f"draft.checkpoint: its tokenizer must spell ids as the target's does; id {token} is {theirs!r}, "
+                    f"and {mine!r} in the target; choose a draft of the target's family"
+                )
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        if not path.is_file():
+            return {}
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise BadCheckpoint(f"{path} must be JSON: {error}; download it again") from error
+        if not isinstance(data, dict):
+            raise BadCheckpoint(f"{path} must hold a JSON object; it holds a {type(data).__name__}")
+        return data
+
+
+def _ids(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def _contains(sequence: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    return any(sequence[i : i + len(part)] == part for i in range(len(sequence) - len(part) + 1))

@@ -1,0 +1,80 @@
+"""Makers of what tests need: tiny checkpoints with a tokenizer, written as ordinary Hugging Face folders."""
+
+import json
+from pathlib import Path
+
+MARKERS = ("<|endoftext|>", "<|im_end|>", "<think>", "</think>", "<tool_call>")
+VOCAB = 320  # a multiple of 32 above the tokenizer's size, so that a few ids spell nothing
+
+
+def tiny_tokenizer(folder: Path, *, extra: tuple[str, ...] = ()) -> Path:
+    """Write a byte-level tokenizer: a token per byte, a few merges, one token per marker. Returns the folder."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("a", "n"), ("an", "d"), ("Ġ", "the"), ('"', ":")]
+    words = [*alphabet, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in (*MARKERS, *extra)])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}<think>")
+    return folder
+
+
+def tiny_checkpoint(
+    folder: Path, *, vocab: int = VOCAB, layers: int = 2, hidden: int = 32, max_length: int = 256, seed: int = 0
+) -> Path:
+    """Write a random Qwen3 model in float32 with the tokenizer of ``tiny_tokenizer``. Returns the folder."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=max_length,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=263,
+        pad_token_id=262,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    return tiny_tokenizer(folder)
+
+
+def write_recipe(
+    path: Path, *, target: Path, draft: Path | None = None, backend: str = 'name = "onnxruntime-cpu"', **limits: int
+) -> Path:
+    """Write a recipe file for ``target``, drafted by ``draft`` or by nothing. ``limits`` override batch, length, …"""
+    sizes = {"batch": 4, "length": 96, "prefill_chunk": 16, **limits}
+    drafting = f'kind = "model"\ncheckpoint = "{draft}"\nwindow = 4' if draft else 'kind = "none"'
+    path.write_text(
+        f"""
+name = "{path.stem}"
+[target]
+checkpoint = "{target}"
+[draft]
+{drafting}
+[reasoning]
+start = "<think>"
+ends = ["</think>"]
+forced_end = "enough.</think>"
+implicit_ends = ["<tool_call>"]
+[limits]
+{chr(10).join(f"{key} = {value}" for key, value in sizes.items())}
+[backend]
+{backend}
+"""
+    )
+    return path
