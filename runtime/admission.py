@@ -1,0 +1,113 @@
+"""From what a caller asked to a request that can run, or to a refusal that says why not."""
+
+import secrets
+from concurrent.futures import Future
+
+from transformers import PreTrainedTokenizerBase
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BadRequest
+from tandemrt.runtime.constraint import Constraint
+from tandemrt.runtime.grammar import Grammar
+from tandemrt.runtime.params import SamplingParams
+from tandemrt.runtime.prompt import Prompt, token_ids
+from tandemrt.runtime.request import Listener, Request
+from tandemrt.runtime.structured import GrammarLibrary, vocabulary_from_tokenizer
+from tandemrt.runtime.text import Transcript
+from tandemrt.runtime.thinking import ThinkingRule
+
+
+class Admission:
+    """Knows the bundle's limits, markers and vocabulary, and holds every request against them."""
+
+    def __init__(
+        self, bundle: Bundle, tokenizer: PreTrainedTokenizerBase, *, window: int, grammar_timeout_s: float
+    ) -> None:
+        self._bundle = bundle
+        self._tokenizer = tokenizer
+        self._window = window
+        vocabulary = vocabulary_from_tokenizer(tokenizer, bundle.vocab)
+        self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
+
+    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener) -> Request:
+        """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
+        limits = self._bundle.limits
+        ids = token_ids(prompt, self._tokenizer, valid_tokens=self._bundle.valid_tokens, limit=limits.length - 1)
+        room = limits.length - len(ids)
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise BadRequest(
+                f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
+                f"{params.max_tokens}; ask for at most {room} or build the bundle with a larger limits.length"
+            )
+        if params.window is not None and params.window > self._window:
+            raise BadRequest(
+                f"window: this runtime drafts at most {self._window} tokens per round, received {params.window}"
+            )
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        return Request(
+            ids,
+            params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
+            max_tokens=max_tokens,
+            window=self._window if params.window is None else params.window,
+            constraint=self._constraint(ids, params, max_tokens),
+            transcript=Transcript(
+                self._tokenizer.backend_tokenizer, params.stop, include_stop=params.include_stop_str_in_output
+            ),
+            listener=listener,
+        )
+
+    def close(self) -> None:
+        self._grammars.close()
+
+    def _constraint(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Constraint]":
+        thinking = self._thinking(params)
+
+        def make(grammar: Grammar | None) -> Constraint:
+            eos = () if params.ignore_eos else self._bundle.stop_ids
+            return Constraint(
+                self._bundle.vocab,
+                (*eos, *params.stop_token_ids),
+                prompt=ids,
+                thinking=thinking,
+                grammar=grammar,
+                min_tokens=params.min_tokens,
+                max_tokens=max_tokens,
+                banned=params.banned_token_ids,
+                allowed=params.allowed_token_ids,
+                valid_tokens=self._bundle.valid_tokens,
+            )
+
+        ready: Future[Constraint] = Future()
+        if params.structured_outputs is None:
+            ready.set_result(make(None))
+            return ready
+
+        make(None)  # refuse at once what does not depend on the grammar
+        compiled = self._grammars.compile(params.structured_outputs)
+
+        def finish(compiled: "Future[Compiled]") -> None:
+            try:
+                ready.set_result(make(compiled.result().matcher()))
+            except BaseException as error:
+                ready.set_exception(error)
+
+        compiled.add_done_callback(finish)
+        return ready
+
+    def _thinking(self, params: SamplingParams) -> ThinkingRule | None:
+        markers = self._bundle.markers
+        if markers is None:
+            if params.thinking_token_budget is not None:
+                raise BadRequest(
+                    f"thinking_token_budget: this bundle names no reasoning markers, received "
+                    f"{params.thinking_token_budget}; build it with [reasoning] in the recipe"
+                )
+            return None
+        return ThinkingRule(
+            markers.start.ids,
+            tuple(end.ids for end in markers.ends),
+            markers.forced_end.ids,
+            implicit_ends=tuple(end.ids for end in markers.implicit_ends),
+            budget=params.thinking_token_budget,
+        )

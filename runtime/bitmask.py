@@ -1,0 +1,58 @@
+"""Mask rows: int32 words, bit ``token % 32`` of word ``token // 32`` allows that token."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from tandemrt.engines.contract import mask_words
+from tandemrt.engines.errors import InternalError
+
+ALL = np.int32(-1)
+
+
+def allows(row: np.ndarray, token: int) -> bool:
+    """Whether an int32[words] row allows ``token``; False for an id the row has no bit for."""
+    return 0 <= token < 32 * row.size and bool((int(row[token >> 5]) >> (token & 31)) & 1)
+
+
+def base_row(vocab_size: int, valid_tokens: int, banned: Iterable[int], allowed: Iterable[int] | None) -> np.ndarray:
+    """An int32[words] row of the ids below ``valid_tokens`` that are not banned and, given a list, are in it."""
+    bits = np.zeros(32 * mask_words(vocab_size), bool)
+    if allowed is None:
+        bits[:valid_tokens] = True
+    else:
+        bits[list(allowed)] = True
+    bits[list(banned)] = False
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+
+
+def without(row: np.ndarray, tokens: Iterable[int]) -> np.ndarray:
+    """A copy of ``row`` that allows none of ``tokens``."""
+    copy = row.copy()
+    for token in tokens:
+        forbid(copy, token)
+    return copy
+
+
+def forbid(row: np.ndarray, token: int) -> None:
+    row.view(np.uint32)[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+
+
+def allow(row: np.ndarray, token: int) -> None:
+    row.view(np.uint32)[token >> 5] |= np.uint32(1 << (token & 31))
+
+
+def allow_only(row: np.ndarray, token: int) -> None:
+    """Make ``row`` a single bit."""
+    row[:] = 0
+    allow(row, token)
+
+
+def check_rows(rows: np.ndarray, at_least: int, words: int) -> None:
+    """Refuse a buffer that mask rows cannot be written to safely. Raises InternalError."""
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.int32:
+        raise InternalError(f"rows: must be a numpy array of int32, got {getattr(rows, 'dtype', type(rows).__name__)}")
+    if rows.ndim != 2 or rows.shape[1] != words or rows.shape[0] < at_least:
+        raise InternalError(f"rows: must have shape [at least {at_least}, {words}], got {list(rows.shape)}")
+    if not (rows.flags.c_contiguous and rows.flags.writeable):
+        raise InternalError("rows: must be C-contiguous and writable, got a strided or read-only view; pass a copy")

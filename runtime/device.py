@@ -1,0 +1,42 @@
+"""A device's clock: marks in its order of work, and the only place where the host waits for it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class Clock:
+    """Marks and waits on one device. On a CPU work is done when it returns, so a wait costs nothing but is counted."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.waits = 0
+
+    def mark(self) -> Any:
+        """Mark the work enqueued so far."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def wait(self, mark: Any) -> None:
+        """Block the host until the marked work is done."""
+        self.waits += 1
+        if mark is not None:
+            mark.synchronize()
+
+
+def host_tensor(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A zeroed host tensor for traffic with ``device``: pinned where that makes copies asynchronous."""
+    return torch.zeros(*shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def upload(values: Sequence[float], target: torch.Tensor) -> None:
+    """Enqueue the copy of host ``values`` into ``target``.
+
+    The staging tensor may be dropped at once: torch keeps pinned memory until the copies from it are done.
+    """
+    pin = target.device.type == "cuda"
+    target.copy_(torch.tensor(values, dtype=target.dtype, pin_memory=pin), non_blocking=True)

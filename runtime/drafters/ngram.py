@@ -1,0 +1,65 @@
+"""Drafts by lookup: what followed the last time the newest tokens stood in the request's own text.
+
+Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from tandemrt.runtime.buffers import Buffer, RoundBuffers
+from tandemrt.runtime.request import Request
+
+
+class NgramDrafter:
+    """Looks on the host, after the commit; costs no engine. Rows without a match draft nothing."""
+
+    ahead = False
+
+    def __init__(self, buffers: RoundBuffers, *, window: int, shortest: int, longest: int) -> None:
+        self.window = window
+        self._buffers = buffers
+        self._sizes = range(longest, shortest - 1, -1)
+        self._indexes: dict[int, tuple[Request, NgramIndex]] = {}
+
+    def prefill(self, slot: int, start: int, count: int) -> None:
+        """See Drafter.prefill. The text itself is the index."""
+
+    def propose(self, rows: Mapping[int, Request], batch: int, window: int) -> Buffer | None:
+        """See Drafter.propose. Positions without a draft hold -1, which no target token equals."""
+        drafts = self._buffers.draft_tokens.host_view(batch, window)
+        drafts.fill_(-1)
+        for slot, request in rows.items():
+            found = self._index(slot, request).lookup(min(window, request.window))
+            drafts[slot, : len(found)] = drafts.new_tensor(found)
+        self._buffers.draft_tokens.copy_in(batch, window)
+        return None
+
+    def _index(self, slot: int, request: Request) -> "NgramIndex":
+        owner, index = self._indexes.get(slot, (None, None))
+        if index is None or owner is not request:
+            index = NgramIndex(request.tokens, self._sizes)
+            self._indexes[slot] = (request, index)
+        return index
+
+
+class NgramIndex:
+    """Where each n-gram of a growing text ended last; costs the same per token however long the text is."""
+
+    def __init__(self, tokens: Sequence[int], sizes: Sequence[int]) -> None:
+        self._tokens = tokens  # the request's own list: it grows between calls
+        self._sizes = sizes  # longest first
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._indexed = 0  # ends [0, indexed) are in the index
+
+    def lookup(self, count: int) -> list[int]:
+        """Return up to ``count`` tokens that followed the latest earlier occurrence of the longest matching suffix."""
+        newest = len(self._tokens)
+        for end in range(self._indexed, newest):
+            for size in self._sizes:
+                if size <= end:
+                    self._ends[tuple(self._tokens[end - size : end])] = end
+        self._indexed = newest
+        for size in self._sizes:
+            found = self._ends.get(tuple(self._tokens[newest - size :])) if size < newest else None
+            if found is not None:
+                return list(self._tokens[found : found + count])
+        return []

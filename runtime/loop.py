@@ -1,0 +1,227 @@
+"""The round: propose, target, commit, fill, verify.
+
+::
+
+    device                              host
+    propose the drafts of round r
+    copy tokens r-1, drafts r ──mark──► the one wait
+    target on window + 1 rows           commit round r-1: text, streams, ends of requests
+                                        fill the masks of round r
+    verify ◄──────masks, draft lengths──┘
+    advance every slot by what was emitted
+
+The host commits a round while the next one is already proposed, so it waits once per round, for both. What
+verification decided is acted on by the device at once (SlotState.advance) and by the host one wait later: a request
+that turns out to be finished leaves its last rows to be masked out, which emits nothing. Without overlap the target is
+launched when all of the host's work is done; the tokens are the same.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tandemrt.engines.errors import InternalError
+from tandemrt.plugins.operators import Rule
+from tandemrt.runtime.buffers import RoundBuffers
+from tandemrt.runtime.device import Clock, upload
+from tandemrt.runtime.drafters.base import Drafter
+from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.request import Request
+from tandemrt.runtime.scheduler import Scheduler
+from tandemrt.runtime.slots import SlotState
+from tandemrt.runtime.tandem import Tandem
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round on the device: which request each live slot served, and the shape of its calls."""
+
+    rows: Mapping[int, Request]
+    batch: int
+    window: int
+    usable: Mapping[int, int]  # drafted tokens that were verified, per slot
+
+
+class Loop:
+    """Runs rounds over the scheduler's slots. One thread calls ``step``; requests join and leave between rounds."""
+
+    def __init__(
+        self,
+        tandem: Tandem,
+        drafter: Drafter,
+        scheduler: Scheduler,
+        *,
+        prefill_chunk: int,
+        overlap: bool,
+    ) -> None:
+        self.tandem = tandem
+        self.drafter = drafter
+        self.scheduler = scheduler
+        self.overlap = overlap
+        self.metrics = Metrics()
+        self.clock = Clock(tandem.device)
+        self._buffers: RoundBuffers = tandem.buffers
+        self._state: SlotState = tandem.state
+        self._chunk = prefill_chunk
+        self._last: Round | None = None  # verified, not yet committed
+
+    def step(self) -> None:
+        """One round, and the commit of the one before it."""
+        self._leave()
+        with self.metrics.timed("prefill"):
+            self._join()
+        rows = {slot: r for slot, r in self.scheduler.slots() if r.prefilled == r.prefill_end}
+        if not rows and self._last is None:
+            return
+        batch = max(rows, default=-1) + 1
+        window = min(self.drafter.window, max((r.window for r in rows.values()), default=0))
+        early = self.overlap and self.drafter.ahead
+        laws = None
+
+        if rows and window and self.drafter.ahead:
+            with self.metrics.timed("propose"):
+                laws = self.drafter.propose(rows, batch, window)
+        self._fetch(batch, window if rows and self.drafter.ahead else 0)
+        mark = self.clock.mark()
+        if rows and early:
+            with self.metrics.timed("target"):
+                self.tandem.score(batch, window)
+        with self.metrics.timed("wait"):
+            self.clock.wait(mark)
+        with self.metrics.timed("commit"):
+            self._commit()
+
+        rows = {slot: r for slot, r in rows.items() if not r.finished}
+        if not rows:
+            return
+        if window and not self.drafter.ahead:
+            with self.metrics.timed("propose"):
+                laws = self.drafter.propose(rows, batch, window)
+        if self.overlap and not early:
+            with self.metrics.timed("target"):
+                self.tandem.score(batch, window)
+        with self.metrics.timed("fill"):
+            usable = self._fill(rows, batch, window)
+        if not self.overlap:
+            with self.metrics.timed("target"):
+                self.tandem.score(batch, window)
+        with self.metrics.timed("verify"):
+            self.tandem.verify(batch, window, laws)
+        self._last = Round(rows, batch, window, usable)
+        self.metrics.rounds += 1
+        self.metrics.waits = self.clock.waits
+
+    def fail(self, error: Exception) -> None:
+        """End every request in a slot: an engine failed, so none of them can go on."""
+        self._last = None
+        for slot, request in self.scheduler.slots():
+            self._end(slot, request, "error", failure=error)
+
+    def _leave(self) -> None:
+        """Requests that were cancelled or ran out of time leave, from the slots and from the queue."""
+        now = time.monotonic()
+        for slot, request in self.scheduler.slots():
+            reason = request.interrupted(now)
+            if reason is not None:
+                self._end(slot, request, reason)
+        for request in self.scheduler.drop_waiting(now):
+            self._count(request, request.finish_reason or "")
+
+    def _join(self) -> None:
+        """Waiting requests join free slots; prompts go into the caches, ``prefill_chunk`` tokens a round in all."""
+        for slot, request in self.scheduler.admit():
+            self._state.admit(slot, request.slot_params())
+            upload(request.prompt, self._buffers.prompts[slot, : len(request.prompt)])
+            self._place(slot, request)
+        budget = self._chunk
+        for slot, request in self.scheduler.slots():
+            count = min(budget, request.prefill_end - request.prefilled)
+            if count > 0:
+                self.tandem.prefill(slot, request.prefilled, count)
+                self.drafter.prefill(slot, request.prefilled, count)
+                request.prefilled += count
+                budget -= count
+                self.metrics.prefilled += count
+                self._place(slot, request)
+
+    def _place(self, slot: int, request: Request) -> None:
+        # A slot in prefill is a row of every round as well: it stands at its next prompt token, so what the round
+        # writes behind that is written again by the next chunk, and an empty mask keeps it from emitting.
+        at = request.prefilled
+        self._state.place(slot, length=at, last=request.prompt[at], previous=request.prompt[max(0, at - 1)])
+
+    def _fetch(self, batch: int, window: int) -> None:
+        """Enqueue the copies the host will wait for: the last round's tokens and this round's drafts."""
+        if self._last is not None:
+            self._buffers.tokens.copy_out(self._last.batch, self._last.window + 1)
+            self._buffers.count.copy_out(self._last.batch)
+        if window:
+            self._buffers.draft_tokens.copy_out(batch, window)
+
+    def _commit(self) -> None:
+        """The last round's tokens become text."""
+        last, self._last = self._last, None
+        if last is None:
+            return
+        tokens = self._buffers.tokens.host_view(last.batch, last.window + 1).tolist()
+        counts = self._buffers.count.host_view(last.batch).tolist()
+        for slot, request in last.rows.items():
+            if request.finished:  # cancelled since
+                continue
+            emitted = tokens[slot][: counts[slot]]
+            before = len(request.tokens)
+            try:
+                request.commit(emitted, last.usable[slot])
+                if not emitted and not request.finished:
+                    raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
+            except Exception as error:
+                self._end(slot, request, "error", failure=error)
+                continue
+            self.metrics.emitted += len(emitted)
+            self.metrics.kept += len(request.tokens) - before
+            if request.finish_reason is not None:
+                self.scheduler.free(slot)
+                self._count(request, request.finish_reason)
+
+    def _fill(self, rows: Mapping[int, Request], batch: int, window: int) -> dict[int, int]:
+        """Write the masks and draft lengths of this round and enqueue their copies. Other rows may emit nothing."""
+        masks = self._buffers.bitmask.host_view(batch, window + 1, self._buffers.words).numpy()
+        drafts = self._buffers.draft_tokens.host_view(batch, window).tolist()
+        lengths = self._buffers.draft_len.host_view(batch)
+        lengths.zero_()
+        usable = {}
+        for slot in range(batch):
+            request = rows.get(slot)
+            if request is None:
+                masks[slot] = 0
+                continue
+            wanted = min(window, request.window, request.remaining - 1)
+            draft = drafts[slot][:wanted]
+            if -1 in draft:
+                draft = draft[: draft.index(-1)]
+            try:
+                count = request.constraint.fill(draft, masks[slot])
+            except Exception as error:
+                self._end(slot, request, "error", failure=error)
+                masks[slot] = 0
+                continue
+            # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
+            # would draw from the target where the rule draws from the residual.
+            if request.rule is Rule.REJECTION:
+                count = min(count + 1, len(draft))
+            usable[slot] = count
+            lengths[slot] = count
+            self.metrics.drafted += len(draft)
+            self.metrics.evaluated += count
+        self._buffers.bitmask.copy_in(batch, window + 1, self._buffers.words)
+        self._buffers.draft_len.copy_in(batch)
+        return usable
+
+    def _end(self, slot: int, request: Request, reason: str, failure: Exception | None = None) -> None:
+        request.finish(reason, failure=failure)
+        self.scheduler.free(slot)
+        self._count(request, reason)
+
+    def _count(self, request: Request, reason: str) -> None:
+        self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
+        self.metrics.forced_ends += request.forced_ends

@@ -1,0 +1,54 @@
+"""What may be given as a prompt, and the token ids it comes to."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from tandemrt.engines.errors import BadRequest
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+def is_batch(prompts: Any) -> bool:
+    """Whether ``prompts`` is a list of prompts: not a text, not token ids, not the messages of one chat."""
+    return not isinstance(prompts, str) and len(prompts) > 0 and isinstance(prompts[0], str | list | tuple)
+
+
+def token_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, valid_tokens: int, limit: int) -> list[int]:
+    """Return the prompt's token ids: a text is encoded, chat messages go through the tokenizer's template.
+
+    Raises BadRequest for an empty prompt, ids outside [0, valid_tokens), or more than ``limit`` tokens.
+    """
+    ids = _encode(prompt, tokenizer)
+    if not ids:
+        raise BadRequest(f"prompt: must hold at least one token, received {prompt!r}")
+    outside = [i for i in ids if not 0 <= i < valid_tokens]
+    if outside:
+        raise BadRequest(f"prompt: token ids must be in 0..{valid_tokens - 1}, received {outside[0]}")
+    if len(ids) > limit:
+        raise BadRequest(
+            f"prompt: at most {limit} tokens leave room for an output, received {len(ids)}; "
+            "shorten it or build the bundle with a larger limits.length"
+        )
+    return ids
+
+
+def _encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if isinstance(prompt, str):
+        return [int(i) for i in tokenizer.encode(prompt)]
+    items: list[Any] = list(prompt)
+    if items and all(isinstance(item, Mapping) for item in items):
+        return _encode_chat(items, tokenizer)
+    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        return [int(item) for item in items]
+    raise BadRequest(f"prompt: must be a text, a list of token ids or a list of chat messages, received {prompt!r}")
+
+
+def _encode_chat(messages: list[Any], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # templates raise whatever their author wrote
+        raise BadRequest(f"prompt: the chat template refused the messages: {error}; received {messages!r}") from error
+    return [int(i) for i in tokenizer.encode(str(text), add_special_tokens=False)]

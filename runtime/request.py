@@ -1,0 +1,141 @@
+"""One request on its way through the rounds: its text so far, its constraint and how it ends."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from tandemrt.plugins.operators import Rule
+from tandemrt.runtime.constraint import Constraint
+from tandemrt.runtime.outputs import RequestOutput, Speculation, StreamOutput
+from tandemrt.runtime.params import SamplingParams
+from tandemrt.runtime.slots import SlotParams
+from tandemrt.runtime.text import Transcript
+
+Listener = Callable[[StreamOutput], None]
+
+
+class Request:
+    """State of one request. Everything but ``cancel`` is called by the loop's thread alone.
+
+    ``tokens`` holds prompt and output; ``prefilled`` counts the prompt tokens in the caches. All but the last prompt
+    token are prefilled: the last one is the first token a round feeds, so the first output token is decided by the
+    same code as every other.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        max_tokens: int,
+        window: int,
+        constraint: "Future[Constraint]",
+        transcript: Transcript,
+        listener: Listener,
+    ) -> None:
+        self.prompt = list(prompt)
+        self.params = params
+        self.seed = seed
+        self.max_tokens = max_tokens
+        self.window = window
+        self.rule = Rule[params.rule.upper()]
+        self.pending_constraint = constraint  # a grammar is compiled off the loop
+        self.constraint: Constraint  # set when the request gets its slot
+        self.tokens = list(prompt)
+        self.prefilled = 0
+        self.speculation = Speculation(window)
+        self.finish_reason: str | None = None
+        self.failure: Exception | None = None
+        self._transcript = transcript
+        self._listener = listener
+        self._told = 0  # output tokens the listener knows
+        self._deadline = time.monotonic() + params.timeout_s if params.timeout_s is not None else None
+        self._cancelled = False
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def prefill_end(self) -> int:
+        return len(self.prompt) - 1
+
+    @property
+    def remaining(self) -> int:
+        """Output tokens that may still come."""
+        return self.max_tokens - (len(self.tokens) - len(self.prompt))
+
+    @property
+    def forced_ends(self) -> int:
+        """How often a thinking budget closed the reasoning."""
+        return self.constraint.forced_ends if hasattr(self, "constraint") else 0
+
+    @property
+    def deadline(self) -> float | None:
+        """When the request times out, in seconds of ``time.monotonic``."""
+        return self._deadline
+
+    def slot_params(self) -> SlotParams:
+        p = self.params
+        seed = self.seed - 2**64 if self.seed >= 2**63 else self.seed
+        return SlotParams(p.temperature, max(0, p.top_k), p.top_p, p.min_p, seed, int(self.rule))
+
+    def cancel(self) -> None:
+        """Ask the loop to end this request; noticed within a round. Safe from any thread."""
+        self._cancelled = True
+
+    def interrupted(self, now: float) -> str | None:
+        """The finish reason of a request that must not go on, or None."""
+        if self._cancelled:
+            return "cancelled"
+        return "timeout" if self._deadline is not None and now >= self._deadline else None
+
+    def commit(self, emitted: Sequence[int], drafted: int) -> None:
+        """Take in what verification emitted for this request and tell the listener. May finish the request."""
+        commit = self.constraint.commit(emitted)
+        before = len(self.tokens)
+        self.tokens += commit.kept
+        finish = commit.finish
+        stop_reason: str | int | None = commit.stop_token
+        for piece in commit.pieces:
+            if self._transcript.add(piece.kind, piece.tokens):
+                finish, stop_reason = "stop", self._transcript.stopped_by
+                del self.tokens[len(self.prompt) + self._transcript.tokens :]
+                break
+        if drafted:
+            self.speculation.record(drafted=drafted, kept=max(0, len(self.tokens) - before), emitted=len(emitted))
+        if finish is not None:
+            self.finish(finish, stop_reason)
+        elif len(self.tokens) > before:
+            self._tell(None)
+
+    def finish(self, reason: str, stop_reason: str | int | None = None, failure: Exception | None = None) -> None:
+        """End the request, keeping the text so far."""
+        if self.finished:
+            return
+        self.finish_reason, self.failure = reason, failure
+        self._transcript.finish()
+        self._tell(
+            RequestOutput(
+                text=self._transcript.text,
+                reasoning=self._transcript.reasoning,
+                token_ids=self.output_ids,
+                prompt_token_ids=self.prompt,
+                finish_reason=reason,
+                stop_reason=stop_reason,
+                seed=self.seed,
+                speculation=self.speculation,
+                forced_ends=self.forced_ends,
+                error=str(failure) if failure is not None else None,
+            )
+        )
+
+    def _tell(self, output: RequestOutput | None) -> None:
+        tokens = self.tokens[len(self.prompt) + self._told :]
+        self._told += len(tokens)
+        self._listener(StreamOutput(self._transcript.take(), tokens, output))

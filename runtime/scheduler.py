@@ -1,0 +1,93 @@
+"""Which requests run now: a bounded queue in front of a fixed number of slots, first come, first served."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from tandemrt.engines.errors import QueueFull
+from tandemrt.runtime.request import Request
+
+
+class Scheduler:
+    """Slots and queue. ``submit`` is called from any thread, everything else from the loop's."""
+
+    def __init__(self, slots: int, queue_limit: int) -> None:
+        self.queue_limit = queue_limit
+        self._slots: list[Request | None] = [None] * slots
+        self._waiting: deque[Request] = deque()
+        self._changed = threading.Condition()
+
+    def submit(self, request: Request, *, block: bool) -> None:
+        """Queue ``request``. With the queue full: wait for room if ``block``, else raise QueueFull."""
+        with self._changed:
+            while len(self._waiting) >= self.queue_limit:
+                if not block:
+                    raise QueueFull(
+                        f"queue_limit: at most {self.queue_limit} requests may wait and as many do; "
+                        "send this one again later or raise queue_limit"
+                    )
+                self._changed.wait()
+            self._waiting.append(request)
+            self._changed.notify_all()
+        request.pending_constraint.add_done_callback(lambda _: self.wake())
+
+    def wake(self) -> None:
+        """Let the loop look again: a grammar is compiled, a request cancelled, the runtime closed."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def admit(self) -> list[tuple[int, Request]]:
+        """Give free slots to waiting requests that are ready; one whose grammar is compiling keeps nobody waiting."""
+        admitted = []
+        with self._changed:
+            free = [slot for slot, request in enumerate(self._slots) if request is None]
+            ready = [r for r in self._waiting if r.pending_constraint.done() and not r.pending_constraint.exception()]
+            for slot, request in zip(free, ready, strict=False):
+                self._waiting.remove(request)
+                request.constraint = request.pending_constraint.result()
+                self._slots[slot] = request
+                admitted.append((slot, request))
+            self._changed.notify_all()
+        return admitted
+
+    def drop_waiting(self, now: float) -> list[Request]:
+        """Finish waiting requests that were cancelled, are overdue, or whose constraint could not be made."""
+        dropped = []
+        with self._changed:
+            for request in list(self._waiting):
+                reason = request.interrupted(now)
+                failure = request.pending_constraint.exception() if request.pending_constraint.done() else None
+                if reason is not None or failure is not None:
+                    self._waiting.remove(request)
+                    request.finish(reason or "error", failure=failure if isinstance(failure, Exception) else None)
+                    dropped.append(request)
+            self._changed.notify_all()
+        return dropped
+
+    def cancel_all(self) -> None:
+        """Cancel every request, in slots and waiting."""
+        with self._changed:
+            for request in (*self._waiting, *(r for r in self._slots if r is not None)):
+                request.cancel()
+
+    def free(self, slot: int) -> None:
+        self._slots[slot] = None
+
+    def slots(self) -> Iterator[tuple[int, Request]]:
+        """The requests in slots, by slot number."""
+        return iter([(slot, request) for slot, request in enumerate(self._slots) if request is not None])
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def wait_for_work(self, closed: threading.Event) -> None:
+        """Block until a slot is taken, a waiting request can move or must leave, or ``closed`` is set."""
+        with self._changed:
+            while not closed.is_set() and not any(self._slots):
+                now = time.monotonic()
+                if any(r.pending_constraint.done() or r.interrupted(now) for r in self._waiting):
+                    return
+                deadlines = [r.deadline for r in self._waiting if r.deadline is not None]
+                self._changed.wait(min(deadlines) - now if deadlines else None)

@@ -1,0 +1,106 @@
+"""The target and verification engines around one cache: prefill a prompt, score a window, verify it."""
+
+from functools import cache
+
+import torch
+
+from tandemrt.engines.contract import Contract
+from tandemrt.runtime.backends.base import Call, Engine
+from tandemrt.runtime.buffers import Buffer, RoundBuffers
+from tandemrt.runtime.cache import LinearCache
+from tandemrt.runtime.slots import SlotState
+
+
+class Tandem:
+    """What the device does for the target. Calls are bound once per shape and kept; rounds allocate nothing.
+
+    ``engines`` holds "target", "verify" and, for drafters that keep their laws, "verify_probs".
+    """
+
+    def __init__(self, engines: dict[str, Engine], buffers: RoundBuffers, state: SlotState, slots: int) -> None:
+        self.engines = engines
+        self.buffers = buffers
+        self.state = state
+        self.device = engines["target"].device
+        self.cache = LinearCache(engines["target"].contract, slots, self.device)
+        self._prompt_end = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        self._score_call = cache(self._bind_score)
+        self._verify_call = cache(self._bind_verify)
+
+    def prefill(self, slot: int, start: int, count: int) -> None:
+        """Put prompt tokens [start, start + count) of ``slot`` into the cache; its ``length`` must be ``start``."""
+        target = self.engines["target"]
+        prefill_call(target, self.cache, self.buffers, self.state, slot, start, count, self._prompt_end).run()
+
+    def score(self, batch: int, window: int) -> None:
+        """Run the target over the newest token and ``window`` drafted ones of slots [0, batch)."""
+        ids = self.buffers.token_ids.view(batch, window + 1)
+        ids[:, 0].copy_(self.state.view("last", batch))
+        if window:  # a position without a draft holds -1, which no embedding has
+            torch.clamp(self.buffers.draft_tokens.view(batch, window), min=0, out=ids[:, 1:])
+        self._score_call(batch, window).run()
+
+    def verify(self, batch: int, window: int, draft_probs: Buffer | None) -> None:
+        """Decide the tokens of the window and advance the slots by them. Needs masks and draft lengths in place."""
+        torch.add(self.state.view("length", batch), 1, out=self.state.view("position", batch))
+        self._verify_call(batch, window, draft_probs).run()
+        self.state.advance(self.buffers.tokens.view(batch, window + 1), self.buffers.count.view(batch))
+
+    def _bind_score(self, batch: int, window: int) -> Call:
+        rows = window + 1
+        target = self.engines["target"]
+        vocab = logits_width(target.contract)
+        return target.bind(
+            {
+                "token_ids": self.buffers.token_ids.view(batch, rows),
+                "write_index": self.state.view("length", batch),
+                "score_rows": torch.arange(rows, device=self.device).repeat(batch, 1),
+                "logits": self.buffers.logits.view(batch, rows, vocab),
+                **self.cache.rows(0, batch),
+            }
+        )
+
+    def _bind_verify(self, batch: int, window: int, draft_probs: Buffer | None) -> Call:
+        rows = window + 1
+        engine = self.engines["verify" if draft_probs is None else "verify_probs"]
+        vocab = logits_width(engine.contract)
+        tensors = {
+            "logits": self.buffers.logits.view(batch, rows, vocab),
+            "bitmask": self.buffers.bitmask.view(batch, rows, self.buffers.words),
+            "draft_tokens": self.buffers.draft_tokens.view(batch, window),
+            "draft_len": self.buffers.draft_len.view(batch),
+            "tokens": self.buffers.tokens.view(batch, rows),
+            "count": self.buffers.count.view(batch),
+            **self.state.sampling(batch),
+        }
+        if draft_probs is not None:
+            tensors["draft_probs"] = draft_probs.view(batch, window, vocab)
+        return engine.bind(tensors)
+
+
+def prefill_call(
+    engine: Engine,
+    kv: LinearCache,
+    buffers: RoundBuffers,
+    state: SlotState,
+    slot: int,
+    start: int,
+    count: int,
+    score_rows: torch.Tensor,
+) -> Call:
+    """Bind one chunk of one slot's prompt. A chunk's logits are not read, so they go where a round's go."""
+    vocab = logits_width(engine.contract)
+    return engine.bind(
+        {
+            "token_ids": buffers.prompts[slot : slot + 1, start : start + count],
+            "write_index": state.view("length", slot + 1)[slot:],
+            "score_rows": score_rows,
+            "logits": buffers.logits.view(1, 1, vocab),
+            **kv.rows(slot, 1),
+        }
+    )
+
+
+def logits_width(contract: Contract) -> int:
+    """The vocabulary as the model's logits see it."""
+    return int(contract["logits"].shape[2])

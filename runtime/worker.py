@@ -1,0 +1,54 @@
+"""The thread that runs the loop, and the door requests come in by."""
+
+import logging
+import threading
+
+import torch
+
+from tandemrt.engines.errors import InternalError
+from tandemrt.runtime.loop import Loop
+from tandemrt.runtime.request import Request
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Runs rounds while there is work. Started by the first request, stopped by ``close``."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def submit(self, request: Request, *, block: bool) -> None:
+        """Queue ``request``. Raises QueueFull unless ``block``."""
+        if self._closed.is_set():
+            raise InternalError("this runtime was closed; open the bundle again")
+        self._loop.scheduler.submit(request, block=block)
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tandemrt-loop", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Cancel what is running or waiting and stop the thread. Safe to call twice."""
+        self._closed.set()
+        self._loop.scheduler.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        device = self._loop.tandem.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        with torch.inference_mode():
+            while not self._closed.is_set():
+                self._loop.scheduler.wait_for_work(self._closed)
+                try:
+                    self._loop.step()
+                except Exception as error:
+                    log.exception("a round failed; its requests end with an error")
+                    self._loop.fail(error)
+        self._loop.scheduler.cancel_all()
+        self._loop.step()
