@@ -18,7 +18,7 @@ Kind = Literal["reasoning", "marker", "answer"]
 
 
 class Grammar(Protocol):
-    """What a grammar engine must do. It sees answer tokens only and ends on one of the request's stop tokens."""
+    """What a grammar engine must do. It sees answer tokens only and terminates by accepting a stop token."""
 
     def fill(self, row: np.ndarray) -> None:
         """Write int32[words]: the tokens that may come next. Never called on a terminated grammar."""
@@ -228,9 +228,9 @@ class Phases:
             if not grammar.accept(token):
                 raise Refused
             self._fed += 1
-        if tokens[-1] in self._stop_ids:
+        if grammar.is_terminated() or tokens[-1] in self._stop_ids:
             return state._replace(finish="stop", stop_token=tokens[-1])
-        return state._replace(finish="stop") if grammar.is_terminated() else state
+        return state
 
     def _open_block(self, state: State) -> tuple[State, Edge]:
         after = self._within_budget(state._replace(phase=Phase.THINKING, node=ROOT, spent=0))

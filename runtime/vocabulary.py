@@ -1,0 +1,78 @@
+"""What every token id spells, in bytes: all that a grammar needs to know about a tokenizer."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+from transformers import PreTrainedTokenizerBase
+
+from tandemrt.engines.errors import BadBundle
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The bytes of every id of the logits; control tokens and padding spell nothing.
+
+    A token that spells nothing is unknown to every grammar, so it cannot appear inside a JSON string.
+    """
+
+    tokens: tuple[bytes, ...]
+    special: frozenset[int]  # control tokens: in the tokenizer, but not text
+    valid_tokens: int  # ids from here on are padding of the logits
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the bytes of every token."""
+        digest = hashlib.sha256()
+        for token in self.tokens:
+            digest.update(len(token).to_bytes(4, "little") + token)
+        return digest.hexdigest()
+
+
+def vocabulary_from_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Vocabulary:
+    """Read a fast tokenizer's vocabulary; ``vocab_size`` is the width of the model's logits.
+
+    Every added token counts as a control token, whether the tokenizer calls it special or not: reasoning markers and
+    tool-call openers often are not.
+
+    Raises:
+        BadBundle: the tokenizer is wider than the logits, or its tokens are neither byte-level nor byte-fallback.
+    """
+    backend = tokenizer.backend_tokenizer
+    spell = _speller(json.dumps(json.loads(backend.to_str())["decoder"]))
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    special = frozenset(tokenizer.added_tokens_decoder)
+    valid_tokens = max(vocabulary.values()) + 1
+    if valid_tokens > vocab_size:
+        raise BadBundle(
+            f"tokenizer: ids must be below the width of the logits ({vocab_size}), got {valid_tokens - 1}; "
+            "use the tokenizer of the target's checkpoint"
+        )
+    tokens = [b""] * vocab_size
+    for text, index in vocabulary.items():
+        if index not in special:
+            tokens[index] = spell(text)
+    return Vocabulary(tuple(tokens), special, valid_tokens)
+
+
+def _speller(decoder: str):
+    if '"ByteLevel"' in decoder:
+        table = _byte_level_table()
+        return lambda text: bytes(table[character] for character in text)
+    if '"ByteFallback"' in decoder:
+        return _spell_byte_fallback
+    raise BadBundle(f"tokenizer: its decoder must be ByteLevel or ByteFallback to spell tokens in bytes, got {decoder}")
+
+
+def _spell_byte_fallback(text: str) -> bytes:
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes([int(text[3:5], 16)])
+    return text.replace("\u2581", " ").encode()
+
+
+def _byte_level_table() -> dict[str, int]:
+    # The byte alphabet of GPT-2: printable Latin-1 stands for itself, the rest is moved up from U+0100.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(moved)}
