@@ -11,7 +11,7 @@ from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.validation import Record, explain, refuse
 
 FILE_NAME = "bundle.json"
-VERSION = 1
+VERSION: Literal[1] = 1
 
 EngineName = Literal["target", "draft", "verify", "verify_probs", "propose", "propose_probs"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

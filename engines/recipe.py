@@ -175,6 +175,11 @@ class Recipe(Section):
                 "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu', whose kernels cannot run "
                 "bfloat16; got 'bfloat16'. Choose another dtype or another backend"
             )
+        if self.backend.name == "tensorrt-rtx" and "float32" in (self.target.dtype, self.draft_dtype):
+            raise refuse(
+                "dtype must be float16 or bfloat16 when backend.name is 'tensorrt-rtx', whose attention has no other "
+                "kernels; got 'float32'. Choose another dtype or another backend"
+            )
         return self
 
 

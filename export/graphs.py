@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +79,14 @@ def open_models(recipe: Recipe) -> tuple[Model, ...]:
 
 def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> list[Graph]:
     """Every graph of the bundle: one decoder per model, verification, and drafting when a model drafts."""
-    found = [_decoder(model, recipe.capacity, attention) for model in models]
-    heads: list[tuple[EngineName, Model, Any, Any]] = [("verify", models[0], build_verify, contract.verify)]
-    if len(models) > 1:
-        heads.append(("propose", models[1], build_propose, contract.propose))
-    for name, model, make, bindings in heads:
-        sizes = {"vocab": model.spec.vocab, "dtype": model.dtype}
-        for suffix, draft_probs in (("", False), ("_probs", True)):
-            options = {**sizes, "draft_probs": draft_probs}
-            full: Any = f"{name}{suffix}"
-            found.append(
-                Graph(full, f"{full}.onnx", model.dtype, bindings(**options), lambda m=make, o=options: m(**o))
-            )
-    return found
+    target, *drafts = models
+    return [
+        *(_decoder(model, recipe.capacity, attention) for model in models),
+        _head("verify", target, contract.verify, build_verify, draft_probs=False),
+        _head("verify_probs", target, contract.verify, build_verify, draft_probs=True),
+        *(_head("propose", draft, contract.propose, build_propose, draft_probs=False) for draft in drafts),
+        *(_head("propose_probs", draft, contract.propose, build_propose, draft_probs=True) for draft in drafts),
+    ]
 
 
 def _decoder(model: Model, capacity: int, attention: Lowering) -> Graph:
@@ -108,3 +104,16 @@ def _decoder(model: Model, capacity: int, attention: Lowering) -> Graph:
         return build_decoder(spec, model.checkpoint, dtype=model.dtype, capacity=capacity, attention=attention)
 
     return Graph(model.role, f"{model.role}/model.onnx", model.dtype, bindings, make)
+
+
+def _head(
+    name: EngineName,
+    model: Model,
+    bindings: Callable[..., Contract],
+    build: Callable[..., ir.Model],
+    *,
+    draft_probs: bool,
+) -> Graph:
+    make = partial(build, vocab=model.spec.vocab, dtype=model.dtype, draft_probs=draft_probs)
+    promised = bindings(vocab=model.spec.vocab, dtype=model.dtype, draft_probs=draft_probs)
+    return Graph(name, f"{name}.onnx", model.dtype, promised, make)

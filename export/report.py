@@ -2,8 +2,10 @@
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -38,14 +40,12 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
-            self._finish()
+        self._finish("[green]done[/green]  " if kind is None else "[red]failed[/red]")
         self._status.stop()
 
-    def _finish(self) -> None:
+    def _finish(self, outcome: str = "[green]done[/green]  ") -> None:
         if self._title is not None:
-            seconds = time.perf_counter() - self._start
-            console.print(f"[green]done[/green] {seconds:6.1f} s  {escape(self._title)}")
+            console.print(f"{outcome} {time.perf_counter() - self._start:6.1f} s  {escape(self._title)}")
 
 
 def print_build(report: BuildReport) -> None:
@@ -72,7 +72,7 @@ def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
     console.print(f"[bold]{escape(manifest.name)}[/bold]  {escape(str(bundle.folder))}")
     console.print(_engines(manifest))
     for name, spec in manifest.specs.items():
-        console.print(_pairs(f"{name}: model", {key: json.dumps(value) for key, value in spec.items()}))
+        console.print(_pairs(f"{name}: model", {key: _short(value) for key, value in spec.items()}))
     for engine, entry in manifest.engines.items():
         console.print(_bindings(engine, entry.contract))
     console.print(_limits(manifest))
@@ -95,14 +95,17 @@ def print_json(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
 
 def _engines(manifest: Manifest) -> Table:
     table = Table(title="Engines", title_justify="left", box=box.SIMPLE)
-    for column in ("engine", "backend", "for", "dtype", "file"):
-        table.add_column(column, overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("weights", justify="right", no_wrap=True)
+    table.add_column("engine", no_wrap=True)
+    table.add_column("runs on", min_width=15)
+    table.add_column("dtype", no_wrap=True)
+    for column in ("size", "weights"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("file", overflow="fold")
     for name, engine in manifest.engines.items():
         size, weights = manifest.files[engine.file].size, _weights(manifest, engine.file)
         shown = _bytes(weights) if weights else ""
-        table.add_row(name, engine.backend, engine.target, engine.dtype, engine.file, _bytes(size), shown)
+        place = engine.backend if engine.backend.endswith(engine.target) else f"{engine.backend} {engine.target}"
+        table.add_row(name, place, engine.dtype, _bytes(size), shown, engine.file)
     return table
 
 
@@ -147,11 +150,15 @@ def _marker(marker: Marker) -> str:
 
 
 def _bindings(name: EngineName, contract: Contract) -> Table:
-    sources = dict(contract.aliases)
-    values = {f"in {b.name}": str(b).removeprefix(f"{b.name} ") for b in contract.inputs}
-    for b in contract.outputs:
-        shared = f" in the memory of {sources[b.name]}" if b.name in sources else ""
-        values[f"out {b.name}"] = str(b).removeprefix(f"{b.name} ") + shared
+    # The caches of all layers are alike: one line for past_key.0, past_key.1, …
+    sources = {output.split(".")[0]: source.split(".")[0] for output, source in contract.aliases}
+    values, layers = {}, Counter(b.name.split(".")[0] for b in (*contract.inputs, *contract.outputs))
+    for way, bindings in (("in", contract.inputs), ("out", contract.outputs)):
+        for b in bindings:
+            stem = b.name.split(".")[0]
+            shared = f" in the memory of {sources[stem]}" if stem in sources else ""
+            count = f" x {layers[stem]}" if "." in b.name else ""
+            values[f"{way} {stem}"] = str(b).removeprefix(f"{b.name} ") + count + shared
     return _pairs(f"{name}: bindings", values)
 
 
@@ -182,6 +189,11 @@ def _pairs(title: str, values: dict[str, str]) -> Table:
     for key, value in values.items():
         table.add_row(escape(key), escape(value))
     return table
+
+
+def _short(value: Any, width: int = 60) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _bytes(size: int) -> str:

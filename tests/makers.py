@@ -27,7 +27,14 @@ def tiny_tokenizer(folder: Path, *, extra: tuple[str, ...] = ()) -> Path:
 
 
 def tiny_checkpoint(
-    folder: Path, *, vocab: int = VOCAB, layers: int = 2, hidden: int = 32, max_length: int = 256, seed: int = 0
+    folder: Path,
+    *,
+    vocab: int = VOCAB,
+    layers: int = 2,
+    hidden: int = 32,
+    head_dim: int = 8,
+    max_length: int = 256,
+    seed: int = 0,
 ) -> Path:
     """Write a random Qwen3 model in float32 with the tokenizer of ``tiny_tokenizer``. Returns the folder."""
     import torch
@@ -40,7 +47,7 @@ def tiny_checkpoint(
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=max_length,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -54,7 +61,13 @@ def tiny_checkpoint(
 
 
 def write_recipe(
-    path: Path, *, target: Path, draft: Path | None = None, backend: str = 'name = "onnxruntime-cpu"', **limits: int
+    path: Path,
+    *,
+    target: Path,
+    draft: Path | None = None,
+    dtype: str = "float32",
+    backend: str = 'name = "onnxruntime-cpu"',
+    **limits: int,
 ) -> Path:
     """Write a recipe file for ``target``, drafted by ``draft`` or by nothing. ``limits`` override batch, length, …"""
     sizes = {"batch": 4, "length": 96, "prefill_chunk": 16, **limits}
@@ -64,6 +77,7 @@ def write_recipe(
 name = "{path.stem}"
 [target]
 checkpoint = "{target}"
+dtype = "{dtype}"
 [draft]
 {drafting}
 [reasoning]
