@@ -8,19 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tandemrt.plugins.operators import Rule
+from tandemrt.plugins.reference.noise import unsigned
 
 RuleLike = Rule | str | int | Sequence[Rule | str | int] | npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Vectors of length batch. 0 switches a filter off; ``seed`` keeps Python integers, any 64 bits are a seed."""
+    """Vectors of length batch. 0 switches a filter off; any 64 bits are a seed."""
 
     temperature: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int64]
     top_p: npt.NDArray[np.float32]
     min_p: npt.NDArray[np.float32]
-    seed: npt.NDArray[np.object_]
+    seed: npt.NDArray[np.uint64]
     position: npt.NDArray[np.int64]
     rule: npt.NDArray[np.int64]
 
@@ -34,7 +35,7 @@ class Sampling:
             top_k=_vector("top_k", top_k, batch, np.int64),
             top_p=_vector("top_p", top_p, batch, np.float32),
             min_p=_vector("min_p", min_p, batch, np.float32),
-            seed=_vector("seed", seed, batch, object),
+            seed=_vector("seed", unsigned(seed), batch, np.uint64),
             position=_vector("position", position, batch, np.int64),
             rule=_vector("rule", _rules(rule), batch, np.int64),
         )
@@ -47,7 +48,7 @@ class Sampling:
 
 
 def _vector(name: str, value: Any, batch: int, dtype: Any) -> np.ndarray:
-    if np.iterable(value):
+    if isinstance(value, list | tuple):
         value = [0 if item is None else item for item in value]
     array = np.asarray(0 if value is None else value, dtype=dtype)
     if array.shape not in ((), (batch,)):

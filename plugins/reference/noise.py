@@ -45,7 +45,7 @@ def position_bits(
     Philox key = (seed low, seed high); counter = (token // 4, position low, position high, purpose); token % 4 picks
     the word of the result.
     """
-    key, place, purpose = np.broadcast_arrays(_unsigned(seed), _unsigned(position), np.asarray(purpose))
+    key, place, purpose = np.broadcast_arrays(unsigned(seed), unsigned(position), np.asarray(purpose))
     blocks = np.arange((vocab + 3) // 4, dtype=np.uint64)
     counter = np.stack(np.broadcast_arrays(blocks, *_words(place), purpose.astype(np.uint64)[..., None]), axis=-1)
     bits = philox4x32(counter, np.stack(_words(key), axis=-1))
@@ -63,14 +63,17 @@ def philox4x32(counter: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.uin
     return np.stack((c0, c1, c2, c3), axis=-1).astype(np.uint32)
 
 
-def _uniform(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
-    return np.asarray(((bits >> np.uint32(8)) + np.float64(0.5)) * 2.0**-24)
-
-
-def _unsigned(value: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    # By way of Python integers: a list that mixes negative and huge values would become float64.
+def unsigned(value: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """Return the 64 bits of integers as uint64; negative ones are taken as two's complement."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        return value.astype(np.uint64)
+    # By way of Python integers: numpy would turn a list that mixes negative and huge values into float64.
     exact = np.asarray(value, dtype=object)
     return np.array([int(item) & (2**64 - 1) for item in exact.ravel()], dtype=np.uint64).reshape(exact.shape)
+
+
+def _uniform(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
+    return np.asarray(((bits >> np.uint32(8)) + np.float64(0.5)) * 2.0**-24)
 
 
 def _words(value: npt.NDArray[np.uint64]) -> tuple[np.ndarray, np.ndarray]:

@@ -101,7 +101,7 @@ def verify_draft(
 
 def _proposed(draft: np.ndarray, draft_probs: npt.ArrayLike | None, vocab: int) -> np.ndarray:
     # The law each draft came from. An id outside the vocabulary came from none, and its row is all zero.
-    one_hot = (draft[..., None] == np.arange(vocab)).astype(np.float32)
+    one_hot: np.ndarray = np.equal(draft[..., None], np.arange(vocab)).astype(np.float32)
     if draft_probs is None:
         return one_hot
     laws = np.asarray(draft_probs, dtype=np.float32)
