@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 
 @dataclass
@@ -31,3 +31,17 @@ class Metrics:
             yield
         finally:
             self.seconds[verb] += time.perf_counter() - start
+
+    def since(self, earlier: "Metrics") -> "Metrics":
+        """What was counted after ``earlier``, a copy of these metrics."""
+
+        def less(now: object, then: object) -> object:
+            if isinstance(now, dict) and isinstance(then, dict):
+                return {key: now[key] - then.get(key, 0) for key in now}
+            return now - then  # type: ignore[operator]
+
+        values = {f.name: less(getattr(self, f.name), getattr(earlier, f.name)) for f in fields(self)}
+        return Metrics(**values)  # type: ignore[arg-type]
+
+    def copy(self) -> "Metrics":
+        return replace(self, finished=dict(self.finished), seconds=dict(self.seconds))
