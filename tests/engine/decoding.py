@@ -1,0 +1,131 @@
+"""What the decoder tests share: tiny random checkpoints made by transformers, and a decoder on the real engine."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+
+from tandemrt.engines import contract
+from tandemrt.export.blocks import Lowering
+from tandemrt.export.builder import save_model
+from tandemrt.export.checkpoint import Checkpoint
+from tandemrt.export.decoder import build_decoder
+from tandemrt.export.spec import ModelSpec
+from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+
+VOCAB, CAPACITY = 61, 40
+DIMS = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+# Original lengths below the tested positions, so that the scaling rules really bend the frequencies.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+
+CONFIGS = {
+    "llama with llama3 scaling": lambda: LlamaConfig(**DIMS, rope_parameters=LLAMA3),
+    "llama tied": lambda: LlamaConfig(**DIMS, tie_word_embeddings=True),
+    "llama biased with linear scaling": lambda: LlamaConfig(
+        **DIMS, attention_bias=True, mlp_bias=True, rope_parameters=LINEAR
+    ),
+    "qwen2": lambda: Qwen2Config(**DIMS),
+    "qwen2 tied": lambda: Qwen2Config(**DIMS, tie_word_embeddings=True),
+    "qwen3": lambda: Qwen3Config(**DIMS, head_dim=16),
+    "qwen3 tied with yarn": lambda: Qwen3Config(
+        **DIMS, head_dim=16, tie_word_embeddings=True, rope_parameters=YARN, attention_bias=True
+    ),
+    "mistral": lambda: MistralConfig(**DIMS, sliding_window=None, head_dim=20),
+    "mistral tied": lambda: MistralConfig(**DIMS, sliding_window=CAPACITY, head_dim=None, tie_word_embeddings=True),
+}
+
+
+def make_checkpoint(case: str, folder: Path, dtype: torch.dtype = torch.float32, **save: object) -> PreTrainedModel:
+    """Save a random checkpoint and return the model. Norms and biases are random too: at 1 and 0 they hide mistakes."""
+    generator = torch.Generator().manual_seed(11)
+    model = AutoModelForCausalLM.from_config(CONFIGS[case](), dtype=dtype, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            norm = name.endswith("norm.weight")
+            matrix = parameter.dim() == 2 and "embed" not in name
+            parameter.copy_(
+                1 + 0.3 * values if norm else values / parameter.shape[1] ** 0.5 if matrix else 0.5 * values
+            )
+    model.save_pretrained(folder, **save)
+    return model
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    """Change fields of a saved config.json; None removes a field."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+def expected_logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+    """float32[len(tokens), vocab]: what transformers computes for one sequence."""
+    with torch.no_grad():
+        return model(torch.tensor([list(tokens)])).logits[0].float()
+
+
+class Decoder:
+    """A decoder on onnxruntime with its caches; whatever nobody wrote into the caches is poison."""
+
+    def __init__(
+        self, folder: Path, attention: Lowering, batch: int, dtype: str = "float32", capacity: int = CAPACITY
+    ) -> None:
+        checkpoint = Checkpoint.open(folder)
+        spec = ModelSpec.from_hf(checkpoint.config)
+        self.path = folder / f"{attention}-{dtype}.onnx"
+        save_model(build_decoder(spec, checkpoint, dtype=dtype, capacity=capacity, attention=attention), self.path)
+        self.contract = contract.decoder(
+            layers=spec.layers,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            capacity=capacity,
+            vocab=spec.vocab,
+            dtype=dtype,
+        )
+        self.engine = OnnxRuntimeEngine.open(self.path, self.contract, device="cpu", threads=1)
+        self.dtype = getattr(torch, dtype)
+        # A float16 key of 3e4 would overflow in the product with the query, before any mask; values may be anything.
+        poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}
+        self.caches = {
+            binding.name: torch.full(
+                binding.resolve({"batch": batch}), poison[binding.name.split(".")[0]], dtype=self.dtype
+            )
+            for binding in self.contract.inputs
+            if binding.name.startswith("past_")
+        }
+
+    def bind(self, tokens: torch.Tensor, index: Sequence[int], rows: torch.Tensor) -> tuple[object, torch.Tensor]:
+        """A bound call and the tensor that its logits will be written into."""
+        logits = torch.full((*rows.shape, VOCAB), float("nan"), dtype=self.dtype)
+        named = {"token_ids": tokens, "write_index": torch.tensor(index), "score_rows": rows, "logits": logits}
+        return self.engine.bind(named | self.caches), logits
+
+    def __call__(
+        self, tokens: Sequence[Sequence[int]], index: Sequence[int], rows: Sequence[Sequence[int]] | None = None
+    ) -> torch.Tensor:
+        """float32[batch, rows, vocab] for ``tokens`` [batch, query]; all query rows unless ``rows`` says which."""
+        query = range(len(tokens[0]))
+        call, logits = self.bind(
+            torch.tensor(tokens), index, torch.tensor([list(query)] * len(tokens) if rows is None else rows)
+        )
+        call.run()
+        return logits.float()
