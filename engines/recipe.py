@@ -23,6 +23,7 @@ from tandemrt.engines.validation import Section, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"
 PLANNED = {("draft", "kind"): ("eagle3", "mtp"), ("backend", "name"): ("tensorrt",)}
+KINDS = ("model", "ngram", "none", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt-rtx")
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -146,7 +147,7 @@ class Recipe(Section):
         try:
             recipe = cls.model_validate(data, context={"folder": path.parent})
         except ValidationError as error:
-            raise BadRecipe(f"recipe {path} must be corrected:\n{explain(error)}") from error
+            raise BadRecipe(f"recipe {path} must be corrected:\n{explain(error, tags=KINDS)}") from error
         recipe._digest = hashlib.sha256(content).hexdigest()
         return recipe
 
@@ -185,7 +186,7 @@ class Recipe(Section):
 
 def locate(recipe: str) -> Path:
     """Return the file of a recipe given as a path or as the name of an included one. Raises BadRecipe."""
-    included = {file.stem: file for file in sorted(INCLUDED.glob("*.toml"))}
+    included = {file.stem: file for file in sorted(INCLUDED.glob("*.toml"), key=lambda file: file.stem)}
     if Path(recipe).is_file():
         return Path(recipe)
     if recipe in included:

@@ -1,5 +1,6 @@
 """What a recipe and a manifest share: strict, frozen pydantic models whose errors read like ours."""
 
+from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any
 
@@ -30,9 +31,12 @@ def refuse(text: str) -> PydanticCustomError:
     return PydanticCustomError("contradiction", "{text}", {"text": text})
 
 
-def explain(error: ValidationError) -> str:
-    """Return one line per violation: the key, the rule and the value received."""
-    return "\n".join(_line(details) for details in error.errors(include_url=False))
+def explain(error: ValidationError, *, tags: Collection[str] = ()) -> str:
+    """Return one line per violation: the key, the rule and the value received.
+
+    ``tags`` are the names of a union's kinds, which pydantic counts as a part of the key and a file does not spell.
+    """
+    return "\n".join(_line(details, tags) for details in error.errors(include_url=False))
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -41,22 +45,37 @@ def nearest(name: str, known: list[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _line(details: Any) -> str:
-    key = ".".join(map(str, details["loc"]))
+_RULES = {
+    "extra_forbidden": "is not a known key",
+    "missing": "is required and missing",
+    "model_type": "must be a table",
+    "path_type": "must be a path",
+    "tuple_type": "must be a list",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "string_pattern_mismatch": "must match {pattern}",
+    "union_tag_invalid": "must be one of {expected_tags}",
+    "union_tag_not_found": "is required and missing",
+}
+_NO_VALUE = ("missing", "union_tag_not_found")
+
+
+def _line(details: Any, tags: Collection[str]) -> str:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    parts = [str(part) for part in details["loc"] if part not in tags]
+    if kind.startswith("union_tag"):
+        parts.append(context["discriminator"].strip("'"))
+        value = context.get("tag")
+    key = ".".join(parts)
+    if kind == "unknown_key":
+        key += "".join(f" {part!r}" for part in details["loc"] if part in tags)
     prefix = f"{key}: " if key else ""
-    kind, value = details["type"], details["input"]
     if kind in ("unknown_key", "contradiction"):
         return f"{prefix}{details['msg']}"
-    if kind == "extra_forbidden":
-        return f"{prefix}is not a known key"
-    if kind == "missing":
-        return f"{prefix}is required and missing"
-    if kind.startswith("union_tag"):
-        options = details["ctx"].get("expected_tags", "a known value")
-        name = str(details["ctx"]["discriminator"]).strip("'")
-        received = repr(details["ctx"]["tag"]) if kind == "union_tag_invalid" else "nothing"
-        return f"{key}.{name}: must be one of {options}; got {received}"
-    return f"{prefix}{details['msg'].replace('Input should', 'must').replace('should', 'must', 1)}; got {value!r}"
+    rule = _RULES[kind].format(**context) if kind in _RULES else details["msg"].replace("Input should", "must")
+    return f"{prefix}{rule}" if kind in _NO_VALUE else f"{prefix}{rule}; got {value!r}"
 
 
 def _unknown(keys: list[Any], known: list[str]) -> str:

@@ -1,0 +1,241 @@
+"""Recipes: what is read, what is refused, and that a refusal names the key, the rule, the value and what to do."""
+
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.recipe import INCLUDED, ModelDraft, NgramDraft, Recipe, locate
+
+MINIMAL = 'name = "r"\n[target]\ncheckpoint = "models/target"\n'
+
+
+def load(folder: Path, text: str) -> Recipe:
+    file = folder / "r.toml"
+    file.write_text(text)
+    return Recipe.load(file)
+
+
+def refusal(folder: Path, text: str) -> str:
+    with pytest.raises(BadRecipe) as caught:
+        load(folder, text)
+    return str(caught.value)
+
+
+def test_paths_are_relative_to_the_recipe_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert load(tmp_path, MINIMAL).target.checkpoint == tmp_path / "models/target"
+    assert load(tmp_path, MINIMAL.replace("models", "/models")).target.checkpoint == Path("/models/target")
+
+
+def test_defaults_are_a_float32_model_on_the_cpu_without_a_drafter(tmp_path: Path) -> None:
+    recipe = load(tmp_path, MINIMAL)
+    assert (recipe.target.dtype, recipe.backend.name, recipe.draft.kind) == ("float32", "onnxruntime-cpu", "none")
+    assert recipe.draft.window == 0
+    assert recipe.reasoning is None
+
+
+def test_a_draft_computes_in_the_targets_dtype_unless_it_names_its_own(tmp_path: Path) -> None:
+    text = MINIMAL + 'dtype = "float16"\n[draft]\nkind = "model"\ncheckpoint = "d"\n'
+    assert load(tmp_path, text).draft_dtype == "float16"
+    assert load(tmp_path, text + 'dtype = "float32"').draft_dtype == "float32"
+    assert load(tmp_path, MINIMAL).draft_dtype is None
+
+
+def test_capacity_leaves_slack_for_the_padded_tail_of_the_last_window(tmp_path: Path) -> None:
+    draft = '[draft]\nkind = "ngram"\nwindow = 5\n'
+    assert load(tmp_path, MINIMAL + draft + "[limits]\nlength = 100\n").capacity == 100 + 5 + 1
+
+
+def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
+    recipe = load(tmp_path, MINIMAL)
+    assert recipe.digest == hashlib.sha256((tmp_path / "r.toml").read_bytes()).hexdigest()
+
+
+def test_a_recipe_cannot_be_changed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load(tmp_path, MINIMAL).name = "other"
+
+
+def test_included_recipes_load_and_are_found_by_name() -> None:
+    drafts = {"demo": ModelDraft, "demo-rtx": ModelDraft, "demo-ngram": NgramDraft}
+    assert {file.stem for file in INCLUDED.glob("*.toml")} == set(drafts)
+    for name, kind in drafts.items():
+        recipe = Recipe.load(locate(name))
+        assert recipe.name == name
+        assert isinstance(recipe.draft, kind)
+        assert recipe.target.checkpoint.parts[-4:] == ("tools", "demo", "checkpoints", "target")
+
+
+def test_a_path_wins_over_the_name_of_an_included_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo").write_text(MINIMAL)
+    assert Recipe.load(locate("demo")).name == "r"
+
+
+def test_an_unknown_recipe_name_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(BadRecipe, match=r"got 'demo-rtxx' \(did you mean 'demo-rtx'\?\).*Included: demo, "):
+        locate("demo-rtxx")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "near"),
+    [
+        ('nam = "r"', "nam", "name"),
+        (MINIMAL + 'dtyp = "float16"', "dtyp", "dtype"),
+        (MINIMAL + '[draft]\nkind = "model"\ncheckpoint = "d"\nwindo = 4', "windo", "window"),
+        (MINIMAL + '[draft]\nkind = "ngram"\nngram_maximum = 4', "ngram_maximum", "ngram_max"),
+        (MINIMAL + '[draft]\nkind = "none"\nkinds = 1', "kinds", "kind"),
+        (MINIMAL + '[reasoning]\nstart = "a"\nends = ["b"]\nforced = "b"', "forced", "forced_end"),
+        (MINIMAL + "[limits]\nprefill-chunk = 4", "prefill-chunk", "prefill_chunk"),
+        (MINIMAL + '[backend]\nname = "tensorrt-rtx"\ncompute_capability = ["8.6"]', "compute_capability", None),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, text: str, key: str, near: str) -> None:
+    message = refusal(tmp_path, text)
+    assert f"unknown key '{key}' (did you mean '{near or 'compute_capabilities'}'?); known keys: " in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "target: is required and missing"),
+        ('name = "r"\n[target]\n', "target.checkpoint: is required and missing"),
+        ('name = "r"\ntarget = "models/target"', "target: must be a table; got 'models/target'"),
+        (MINIMAL.replace('"r"', '"../r"'), "name: must match ^[A-Za-z0-9]"),
+        (MINIMAL.replace('"models/target"', "3"), "target.checkpoint: must be a path; got 3"),
+        (MINIMAL + 'dtype = "int8"', "target.dtype: must be 'float32', 'float16' or 'bfloat16'; got 'int8'"),
+        (MINIMAL + "[draft]\nwindow = 4", "draft.kind: is required and missing"),
+        (MINIMAL + '[draft]\nkind = "medusa"', "draft.kind: must be one of 'model', 'ngram', 'none'; got 'medusa'"),
+        (MINIMAL + '[draft]\nkind = "model"', "draft.checkpoint: is required and missing"),
+        (
+            MINIMAL + '[draft]\nkind = "ngram"\nwindow = 0',
+            "draft.window: must be at least 1; got 0",
+        ),
+        (
+            MINIMAL + '[draft]\nkind = "ngram"\nwindow = 17',
+            "draft.window: must be at most 16; got 17",
+        ),
+        (MINIMAL + '[draft]\nkind = "ngram"\nwindow = 4.0', "draft.window: must be a valid integer; got 4.0"),
+        (MINIMAL + "[limits]\nbatch = 0", "limits.batch: must be at least 1; got 0"),
+        (MINIMAL + "[limits]\nbatch = true", "limits.batch: must be a valid integer; got True"),
+        (MINIMAL + '[limits]\nlength = "512"', "limits.length: must be a valid integer; got '512'"),
+        (MINIMAL + "[limits]\nlength = 2026-01-01", "limits.length: must be a valid integer"),
+        (MINIMAL + '[backend]\nname = "vulkan"', "backend.name: must be one of 'onnxruntime-cpu', 'onnxruntime-cuda'"),
+        (
+            MINIMAL + '[backend]\nname = "tensorrt-rtx"',
+            "backend.compute_capabilities: is required and missing",
+        ),
+        (
+            MINIMAL + '[reasoning]\nstart = ""\nends = ["b"]\nforced_end = "b"',
+            "reasoning.start: must not be empty; got ''",
+        ),
+        (
+            MINIMAL + '[reasoning]\nstart = "a"\nends = []\nforced_end = "b"',
+            "reasoning.ends: must not be empty",
+        ),
+        (
+            MINIMAL + '[reasoning]\nstart = "a"\nends = "b"\nforced_end = "b"',
+            "reasoning.ends: must be a list; got 'b'",
+        ),
+    ],
+)
+def test_a_missing_or_wrong_value_is_refused_by_its_key(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize("capability", ["9.0", "8.7", "86", "sm_86"])
+def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tmp_path: Path, capability: str) -> None:
+    backend = f'dtype = "float16"\n[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["8.6", "{capability}"]'
+    message = refusal(tmp_path, MINIMAL + backend)
+    assert "compute_capabilities.1: must be '7.5', '8.0', '8.6', '8.9', '12.0' or '12.1'; got " in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[limits]\nlength = 32\nprefill_chunk = 33", "prefill_chunk must not exceed length; got 33 > 32. Lower"),
+        (
+            '[draft]\nkind = "ngram"\nwindow = 8\n[limits]\nlength = 8\nprefill_chunk = 8',
+            "draft.window must be below limits.length; got 8 >= 8. Lower",
+        ),
+        ('[draft]\nkind = "ngram"\nngram_min = 5', "ngram_min must not exceed ngram_max; got 5 > 4. Lower"),
+        ('[draft]\nkind = "model"\ncheckpoint = "d"\nngram_min = 2', "draft 'model': unknown key 'ngram_min'"),
+        ('[draft]\nkind = "none"\ncheckpoint = "d"', "draft 'none': unknown key 'checkpoint'"),
+        ('[draft]\nkind = "none"\nwindow = 4', "draft 'none': unknown key 'window'"),
+        (
+            '[backend]\nname = "onnxruntime-cpu"\ncompute_capabilities = ["8.6"]',
+            "backend 'onnxruntime-cpu': unknown key 'compute_capabilities'",
+        ),
+        (
+            'dtype = "float16"\n[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["8.6", "8.6"]',
+            "must name each capability once; got 8.6, 8.6",
+        ),
+        ('dtype = "bfloat16"', "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu'"),
+        (
+            '[draft]\nkind = "model"\ncheckpoint = "d"\ndtype = "bfloat16"',
+            "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu'",
+        ),
+        (
+            '[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["8.6"]',
+            "dtype must be float16 or bfloat16 when backend.name is 'tensorrt-rtx'",
+        ),
+    ],
+)
+def test_contradictions_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refusal(tmp_path, MINIMAL + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[draft]\nkind = "eagle3"\ncheckpoint = "d"', "draft.kind 'eagle3'"),
+        ('[draft]\nkind = "mtp"', "draft.kind 'mtp'"),
+        ('[backend]\nname = "tensorrt"', "backend.name 'tensorrt'"),
+    ],
+)
+def test_what_is_planned_is_refused_by_name(tmp_path: Path, text: str, key: str) -> None:
+    assert f"{key} is planned but does not exist yet; choose another" in refusal(tmp_path, MINIMAL + text)
+
+
+def test_every_violation_is_reported_at_once(tmp_path: Path) -> None:
+    message = refusal(tmp_path, MINIMAL + 'dtype = "int8"\n[limits]\nbatch = 0\nlength = 1')
+    assert all(key in message for key in ("target.dtype", "limits.batch", "limits.length"))
+
+
+@pytest.mark.parametrize("content", [b"name = ", b"name = '\xff'", b"a = 1\na = 2"])
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "r.toml").write_bytes(content)
+    with pytest.raises(BadRecipe, match="must be TOML in UTF-8"):
+        Recipe.load(tmp_path / "r.toml")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRecipe, match="cannot be read: No such file"):
+        Recipe.load(tmp_path / "none.toml")
+
+
+values = st.sampled_from(
+    ["1", "-3", "1.5", "nan", "true", '"model"', '"float32"', "[]", '["8.6"]', "{a = 1}", "1979-05-27"]
+)
+keys = st.sampled_from(["name", "checkpoint", "dtype", "kind", "window", "batch", "length", "ends", "start", "zz"])
+sections = st.sampled_from(["target", "draft", "reasoning", "limits", "backend", "zz"])
+tables = st.dictionaries(sections, st.dictionaries(keys, values, max_size=4), max_size=5)
+
+
+@given(top=st.dictionaries(keys, values, max_size=2), tables=tables)
+def test_whatever_a_file_says_it_is_a_recipe_or_a_bad_recipe(
+    tmp_path_factory: pytest.TempPathFactory, top: dict[str, str], tables: dict[str, dict[str, str]]
+) -> None:
+    def lines(table: dict[str, str]) -> str:
+        return "".join(f"{key} = {value}\n" for key, value in table.items())
+
+    text = lines(top) + "".join(f"[{section}]\n{lines(table)}" for section, table in tables.items())
+    file = tmp_path_factory.getbasetemp() / "any.toml"
+    file.write_text(text)
+    with suppress(BadRecipe):
+        assert Recipe.load(file).name in top["name"]
