@@ -10,7 +10,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.demo ## build the demo bundle and answer three sentences, with speculation on and off
-	@$(BIN)/python -m tools.demo.demo
+	@$(BIN)/tandemrt export build demo --out engines/built/demo
+	@$(BIN)/python -m tools.demo.demo engines/built/demo
 
 test: check ## everything CI runs: lint, types, all tests
 	$(BIN)/python -m pytest -n 2
@@ -28,8 +29,9 @@ format: $(VENV)/.dev ## let ruff put the code in order
 	$(BIN)/ruff format
 
 bench: $(VENV)/.demo ## measure the demo bundle: tokens/s with and without speculation, host time per round
-	@test -f engines/built/demo/bundle.json || $(BIN)/tandemrt export build demo
-	@$(BIN)/tandemrt bench engines/built/demo
+	@test -f engines/built/demo/bundle.json || $(BIN)/tandemrt export build demo --out engines/built/demo
+	@$(BIN)/python -m tools.demo.prompts > engines/built/demo-prompts.jsonl
+	@$(BIN)/tandemrt bench engines/built/demo --prompts engines/built/demo-prompts.jsonl
 
 clean: ## remove what was built, keep the environment
 	rm -rf engines/built build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

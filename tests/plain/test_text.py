@@ -1,0 +1,103 @@
+"""Text grows by whole characters, and never shows what a stop string may still take."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tandemrt.runtime.outputs import Speculation
+from tandemrt.runtime.text import Transcript
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, so that characters and stop strings straddle tokens as badly as they can."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+TOKENIZER = byte_tokenizer()
+STOPS = st.lists(st.text("ab\né", min_size=1, max_size=4), max_size=3, unique=True)
+
+
+def stream(ids: list[int], stops: list[str], *, include_stop: bool = False) -> tuple[Transcript, list[str]]:
+    transcript = Transcript(TOKENIZER, stops, include_stop=include_stop)
+    pieces = []
+    for token in ids:
+        stopped = transcript.add("answer", [token])
+        pieces.append(transcript.take().text)
+        if stopped:
+            break
+    transcript.finish()
+    pieces.append(transcript.take().text)
+    return transcript, pieces
+
+
+@given(st.text(st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"]), max_size=30))
+def test_the_pieces_of_a_stream_add_up_to_the_text_and_split_no_character(text: str) -> None:
+    transcript, pieces = stream(TOKENIZER.encode(text).ids, [])
+    assert transcript.text == text == "".join(pieces)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(st.lists(st.integers(0, 255), max_size=20))
+def test_any_bytes_come_out_as_the_tokenizer_decodes_them(ids: list[int]) -> None:
+    transcript, pieces = stream(ids, [])
+    assert transcript.text == TOKENIZER.decode(ids) == "".join(pieces)
+
+
+@given(st.text("ab\néc", max_size=30), STOPS, st.booleans())
+def test_the_text_ends_before_the_first_stop_string_and_no_piece_is_ever_taken_back(
+    text: str, stops: list[str], include: bool
+) -> None:
+    transcript, pieces = stream(TOKENIZER.encode(text).ids, stops, include_stop=include)
+    # The first stop string is the one completed first; of those completed by one character, the one that begins first.
+    ends = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
+    if ends:
+        end, start, stop = min(ends)
+        assert transcript.stopped_by == stop
+        assert transcript.text == (text[:end] if include else text[:start])
+    else:
+        assert transcript.stopped_by is None
+        assert transcript.text == text
+    assert "".join(pieces) == transcript.text
+
+
+def test_a_stop_string_that_straddles_tokens_is_found_and_its_last_token_is_the_last_one_counted() -> None:
+    ids = TOKENIZER.encode("one END two").ids
+    transcript = Transcript(TOKENIZER, ["END"])
+    assert transcript.add("answer", ids)
+    assert transcript.text == "one "
+    assert transcript.tokens == len("one END")
+
+
+def test_text_that_may_become_a_stop_string_is_held_back_until_it_is_decided() -> None:
+    transcript = Transcript(TOKENIZER, ["END"])
+    transcript.add("answer", TOKENIZER.encode("so EN").ids)
+    assert transcript.take().text == "so "
+    transcript.add("answer", TOKENIZER.encode("C").ids)
+    assert transcript.take().text == "ENC"
+
+
+def test_reasoning_and_answer_are_two_texts_and_markers_are_in_neither() -> None:
+    transcript = Transcript(TOKENIZER)
+    transcript.add("reasoning", TOKENIZER.encode("why").ids)
+    transcript.add("marker", TOKENIZER.encode("|").ids)
+    transcript.add("answer", TOKENIZER.encode("this").ids)
+    transcript.finish()
+    assert (transcript.reasoning, transcript.text, transcript.tokens) == ("why", "this", 8)
+
+
+def test_an_incomplete_character_at_the_end_is_a_replacement_character() -> None:
+    transcript, _ = stream(TOKENIZER.encode("é").ids[:1], [])
+    assert transcript.text == "\ufffd"
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_acceptance_counts_what_was_kept_and_never_the_token_verification_adds(kept: int) -> None:
+    record = Speculation(window=4)
+    record.record(drafted=4, kept=kept, emitted=5)
+    assert record.num_accepted_draft_tokens == max(0, kept - 1)
+    assert record.mean_acceptance_length == max(1, kept)
