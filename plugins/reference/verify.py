@@ -108,9 +108,8 @@ def _proposed(draft: np.ndarray, draft_probs: npt.ArrayLike | None, vocab: int) 
     if laws.shape != one_hot.shape:
         raise ValueError(f"draft_probs: shape [batch, K, vocab] = {one_hot.shape} is needed, got {laws.shape}")
     laws = np.where(laws > 0, laws, np.float32(0))
-    drawn = laws.any(axis=-1) & one_hot.any(axis=-1)
-    proposed: np.ndarray = np.where(drawn[..., None], laws, one_hot)
-    return proposed
+    drawn = laws.any(axis=-1, keepdims=True) & one_hot.any(axis=-1, keepdims=True)
+    return np.where(drawn, laws, one_hot)
 
 
 def _of_token(probs: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -1,0 +1,95 @@
+"""Temperature, top-k, top-p and min-p, in that order, ties kept."""
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tandemrt.plugins.reference import filter_logits, law
+from tandemrt.plugins.reference.arguments import Sampling
+
+
+def scores_of(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
+    rows = np.asarray(logits, np.float32)
+    sampling = Sampling.of(
+        1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=0, position=0, rule="coupled"
+    )
+    return filter_logits(rows[None], sampling)[0]
+
+
+def kept(probabilities, **filters):
+    with np.errstate(divide="ignore"):
+        row = np.log(np.asarray(probabilities, np.float64))
+    return np.flatnonzero(np.isfinite(scores_of(row[None], **filters)[0])).tolist()
+
+
+@pytest.mark.parametrize("vocab", [5, 33, 1000])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"temperature": 0.3},
+        {"top_k": 7},
+        {"top_p": 0.83},
+        {"min_p": 0.07},
+        {"temperature": 1.7, "top_k": 20, "top_p": 0.9, "min_p": 0.03},
+        {"temperature": 0.6, "top_k": 2000, "top_p": 0.05},
+    ],
+    ids=str,
+)
+def test_the_filters_are_those_of_transformers(vocab, filters):
+    """Regression S4's oracle: transformers' warpers in its own order, on rows without ties."""
+    logits = 3 * np.random.default_rng(vocab).normal(size=(20, vocab)).astype(np.float32)
+    warpers = [TemperatureLogitsWarper(filters.get("temperature", 1.0))]
+    warpers += [TopKLogitsWarper(filters["top_k"])] if "top_k" in filters else []
+    warpers += [TopPLogitsWarper(filters["top_p"])] if "top_p" in filters else []
+    warpers += [MinPLogitsWarper(filters["min_p"])] if "min_p" in filters else []
+    expected = torch.from_numpy(logits).double()
+    for warper in warpers:
+        expected = warper(None, expected)
+    np.testing.assert_allclose(law(scores_of(logits, **filters)), expected.softmax(-1).numpy(), rtol=1e-5)
+
+
+def test_top_k_keeps_every_token_that_ties_with_the_last():
+    assert kept([0.1, 0.3, 0.1, 0.4, 0.1], top_k=3) == [0, 1, 2, 3, 4]
+    assert kept([0.1, 0.3, 0.1, 0.4, 0.1], top_k=2) == [1, 3]
+
+
+def test_top_p_counts_strictly_more_probable_tokens():
+    assert kept([0.25, 0.25, 0.25, 0.25], top_p=0.1) == [0, 1, 2, 3]
+    assert kept([0.4, 0.2, 0.2, 0.2], top_p=0.41) == [0, 1, 2, 3]
+    assert kept([0.5, 0.25, 0.25], top_p=0.5) == [0]
+
+
+def test_top_p_is_over_the_mass_that_top_k_left():
+    assert kept([0.4, 0.3, 0.2, 0.1], top_p=0.65) == [0, 1]
+    assert kept([0.4, 0.3, 0.2, 0.1], top_k=3, top_p=0.44) == [0]  # 0.4 / 0.9 > 0.44
+    assert kept([0.4, 0.3, 0.2, 0.1], top_p=0.44) == [0, 1]
+
+
+def test_min_p_is_relative_to_the_most_probable_token():
+    assert kept([0.5, 0.25, 0.15, 0.1], min_p=0.49) == [0, 1]
+    assert kept([0.5, 0.25, 0.15, 0.1], min_p=0.51) == [0]
+    assert kept([0.3, 0.3, 0.4], min_p=1.0) == [2]
+
+
+@pytest.mark.parametrize("off", [{}, {"top_k": 0}, {"top_k": 4}, {"top_p": 0}, {"top_p": 1.0}, {"min_p": 0}], ids=str)
+def test_a_filter_that_is_off_keeps_everything(off):
+    assert kept([0.7, 0.2, 0.1, 1e-30], **off) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 1e-30}, {"min_p": 1.0}], ids=str)
+def test_the_most_probable_token_always_stays(filters):
+    assert kept([0.2, 0.5, 0.0, 0.3], **filters) == [1]
+
+
+def test_a_masked_token_is_never_kept():
+    assert kept([0.5, 0.0, 0.5], top_k=3, top_p=0.999999, min_p=0.0) == [0, 2]
+
+
+def test_a_tiny_temperature_cannot_overflow():
+    np.testing.assert_array_equal(law(scores_of([[1e30, 1e29, -1e38]], temperature=1e-30)), [[1, 0, 0]])

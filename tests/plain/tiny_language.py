@@ -1,0 +1,145 @@
+"""A language small enough to enumerate: both models look at the last two tokens, and so does the mask.
+
+``speculate`` runs rounds of drafting and verification for many requests at once, ``exact_law`` multiplies the plain
+autoregressive law out over every sequence, and ``surprise`` says how badly counts fit a law.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+import torch
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
+
+# (logits [requests, vocab], request arguments) -> tokens [requests], laws [requests, vocab] or None for one-hot
+Drafter = Callable[[np.ndarray, dict], tuple[np.ndarray, np.ndarray | None]]
+
+
+@dataclass(frozen=True)
+class Language:
+    target: np.ndarray  # logits by the last two tokens, float32 [vocab, vocab, vocab]
+    draft: np.ndarray
+    mask: np.ndarray  # int32 [vocab, vocab, 1]
+    filters: dict = field(default_factory=dict)
+
+    @classmethod
+    def random(cls, vocab: int, *, masked: bool, seed: int = 0, **filters: float) -> "Language":
+        """Overlapping but different laws; the mask forbids one token of five per state, never the same everywhere."""
+        rng = np.random.default_rng(seed)
+        target = 1.2 * rng.normal(size=(vocab, vocab, vocab)).astype(np.float32)
+        draft = (target + rng.normal(size=target.shape)).astype(np.float32)
+        forbidden = 1 << rng.integers(0, vocab, (vocab, vocab, 1)) if masked else np.int64(0)
+        mask = np.broadcast_to((1 << vocab) - 1 - forbidden, (vocab, vocab, 1)).astype(np.int32)
+        return cls(target, draft, mask, filters)
+
+    @property
+    def vocab(self) -> int:
+        return self.target.shape[-1]
+
+    @property
+    def request(self) -> dict:
+        return {"temperature": 0.9, "top_k": None, "top_p": None, "min_p": None} | self.filters
+
+    def laws(self, logits: np.ndarray) -> np.ndarray:
+        """The masked or unmasked rows as laws, filtered by transformers, float64."""
+        scores = torch.from_numpy(logits.reshape(-1, self.vocab)).double()
+        request = self.request
+        scores = TemperatureLogitsWarper(request["temperature"])(None, scores)
+        scores = TopKLogitsWarper(request["top_k"])(None, scores) if request["top_k"] else scores
+        scores = TopPLogitsWarper(request["top_p"])(None, scores) if request["top_p"] else scores
+        scores = MinPLogitsWarper(request["min_p"])(None, scores) if request["min_p"] else scores
+        return scores.softmax(-1).numpy().reshape(logits.shape)
+
+    def target_laws(self) -> np.ndarray:
+        return self.laws(token_bitmask(self.target, self.mask))
+
+    def exact_law(self, length: int) -> np.ndarray:
+        """The probability of every sequence of ``length`` tokens, in the order of ``index``."""
+        laws, result = self.target_laws(), []
+        for sequence in product(range(self.vocab), repeat=length):
+            context = (0, 0, *sequence)
+            result.append(np.prod([laws[context[i : i + 3]] for i in range(length)]))
+        return np.array(result)
+
+    def index(self, text: np.ndarray) -> np.ndarray:
+        return text @ self.vocab ** np.arange(text.shape[1])[::-1]
+
+
+@dataclass
+class Outcome:
+    text: np.ndarray  # [requests, length]
+    counts: list[np.ndarray]  # per round: tokens emitted by each request that ran
+    drafts: int = 0  # first drafts of a round that were verified
+    accepted: int = 0  # and how many of them stood
+
+
+def speculate(
+    language: Language,
+    *,
+    rule: str,
+    window: int,
+    length: int,
+    requests: int,
+    drafter: Drafter = sample_draft,
+    usable: Callable[[np.ndarray], np.ndarray] | None = None,
+    first_seed: int = 0,
+) -> Outcome:
+    """Emit ``length`` tokens per request; a round starts where the last one ended, as the runtime's rounds do.
+
+    ``usable`` maps "was this drafted token allowed by its mask row" [requests, window] to draft lengths.
+    """
+    vocab = language.vocab
+    text = np.zeros((requests, 2 + length + window + 1), np.int64)  # two tokens of prompt, room for the last round
+    emitted = np.zeros(requests, np.int64)
+    outcome = Outcome(text[:, 2 : 2 + length], [])
+    while (running := np.flatnonzero(emitted < length)).size:
+        every, start = np.arange(running.size), emitted[running] + 2
+        recent = np.zeros((running.size, window + 2), np.int64)
+        recent[:, 0], recent[:, 1] = text[running, start - 2], text[running, start - 1]
+        request = language.request | {"seed": first_seed + running, "rule": rule}
+        probs = np.zeros((running.size, window, vocab), np.float32)
+        for i in range(window):
+            logits = language.draft[recent[:, i], recent[:, i + 1]]
+            recent[:, i + 2], laws = drafter(logits, **request, position=start + i)
+            probs[:, i] = 0 if laws is None else laws
+        states = recent[:, :-1], recent[:, 1:]
+        mask = language.mask[states]
+        logits = token_bitmask(language.target[states], mask)
+        draft = recent[:, 2:]
+        allowed = np.isfinite(np.take_along_axis(logits[:, :window], draft[..., None], axis=-1))[..., 0]
+        draft_len = usable(allowed) if usable else np.full(running.size, window)
+        tokens, count = verify_draft(logits, draft, draft_len, **request, position=start, draft_probs=probs)
+        for i in range(window + 1):
+            writes = i < count
+            text[running[writes], start[writes] + i] = tokens[writes, i]
+        assert (tokens[every, count - 1] >= 0).all()
+        emitted[running] += count
+        outcome.counts.append(count)
+        outcome.drafts += int((draft_len > 0).sum())
+        outcome.accepted += int(((count > 1) & (draft_len > 0)).sum())
+    return outcome
+
+
+def surprise(observed: np.ndarray, law: np.ndarray) -> float:
+    """How many standard deviations Pearson's chi-square lies above its mean; rare outcomes share one cell.
+
+    Infinite if something was seen that the law forbids.
+    """
+    if (observed[law == 0] > 0).any():
+        return float("inf")
+    expected = law * observed.sum()
+    rare = expected < 5
+    cells = np.append(expected[~rare], expected[rare].sum())
+    counts = np.append(observed[~rare], observed[rare].sum())
+    used = cells > 0
+    freedom = used.sum() - 1
+    square = ((counts[used] - cells[used]) ** 2 / cells[used]).sum()
+    return float((square - freedom) / np.sqrt(2 * freedom))
