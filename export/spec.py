@@ -69,6 +69,8 @@ class ModelSpec:
             raise BadCheckpoint(
                 f"config.json: num_attention_heads should be a multiple of num_key_value_heads, got {heads}, {kv_heads}"
             )
+        if head_dim % 2:
+            raise BadCheckpoint(f"config.json: head_dim should be even for rotary embedding, it is {head_dim}")
         max_length, layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers")
         bias = _biases(fields, family)
         spec = cls(

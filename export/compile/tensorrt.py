@@ -142,8 +142,10 @@ def _parse(trt: Any, builder: Any, logger: Any, onnx_path: Path) -> Any:
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(onnx_path)):
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
-        shown = "; ".join(f"node {e.node_name() or '?'} ({e.node_operator() or '?'}): {e.desc()}" for e in errors)
-        raise BackendUnavailable(f"TensorRT {trt.__version__} cannot read {onnx_path}: {shown or logger.said()}")
+        shown = "; ".join(
+            f"node {e.node_name()} ({e.node_operator()}): {e.desc()}" if e.node_name() else e.desc() for e in errors
+        )
+        raise BackendUnavailable(f"{trt.__name__} {trt.__version__} cannot read {onnx_path}: {shown}; {logger.said()}")
     return network
 
 

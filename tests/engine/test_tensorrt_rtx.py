@@ -1,0 +1,135 @@
+"""TensorRT-RTX compiles the mask lowering ahead of time, on a machine without a GPU, into native layers."""
+
+import sys
+
+import pytest
+
+from tandemrt.engines import contract
+from tandemrt.engines.contract import Binding
+from tandemrt.engines.errors import BackendUnavailable, BadRecipe
+from tandemrt.export.builder import GraphBuilder, save_model
+from tandemrt.export.checkpoint import Checkpoint
+from tandemrt.export.compile.tensorrt import Range, build_engine
+from tandemrt.export.decoder import build_decoder
+from tandemrt.export.spec import ModelSpec
+from tests.engine.decoding import make_checkpoint
+
+DECODE = {"batch": Range(1, 2, 4), "query": Range(1, 5, 8), "rows": Range(1, 5, 8)}
+PREFILL = {"batch": Range(1, 1, 4), "query": Range(1, 16, 16), "rows": Range(1, 1, 1)}
+LAYERS, CAPACITY = 2, 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    make_checkpoint("qwen3", folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["float16", "bfloat16"])
+def built(request, folder):
+    graph, expected = export(folder, request.param)
+    steps = []
+    report = build_engine(
+        graph,
+        folder / "target.engine",
+        profiles=[DECODE, PREFILL],
+        compute_capabilities=["8.0", "8.6", "8.9", "12.0"],
+        progress=lambda *step: steps.append(step),
+    )
+    return report, expected, steps
+
+
+def export(folder, dtype):
+    checkpoint = Checkpoint.open(folder)
+    spec = ModelSpec.from_hf(checkpoint.config)
+    graph = folder / f"{dtype}.onnx"
+    save_model(build_decoder(spec, checkpoint, dtype=dtype, capacity=CAPACITY, attention="mask"), graph)
+    dims = {"layers": spec.layers, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim, "vocab": spec.vocab}
+    return graph, contract.decoder(**dims, capacity=CAPACITY, dtype=dtype)
+
+
+def test_attention_rotary_embedding_and_cache_update_are_native_layers(built):
+    layers = built[0].layers
+    assert layers["ATTENTION_INPUT"] == layers["ATTENTION_OUTPUT"] == LAYERS
+    assert layers["ROTARY_EMBEDDING"] == layers["KV_CACHE_UPDATE"] == 2 * LAYERS
+    assert "SCATTER" not in layers
+    assert "SOFTMAX" not in layers
+
+
+def test_the_engine_keeps_the_contract_and_updates_its_caches_in_place(built):
+    report, expected, _ = built
+    assert expected.differences(report.contract) == []
+    assert set(report.contract.aliases) == set(expected.aliases)
+
+
+def test_the_report_says_what_was_built(built):
+    report, _, _ = built
+    assert report.nbytes == report.path.stat().st_size > 0
+    assert report.compute_capabilities == ("8.0", "8.6", "8.9", "12.0")
+    assert report.compiler.startswith("tensorrt-rtx 1.")
+    assert report.seconds > 0
+
+
+def test_progress_counts_every_phase_up_to_its_end(built):
+    last = {phase: (done, total) for phase, done, total in built[2]}
+    assert "Building engine" in last
+    assert all(done == total for done, total in last.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"compute_capabilities": ["8.6", "9.0"]},
+            r"does not support '9\.0'; supported: 7\.5, 8\.0, 8\.6, 8\.9, 12\.0",
+        ),
+        ({"compute_capabilities": ["sm_86"]}, "does not support 'sm_86'"),
+        ({"compute_capabilities": []}, "distinct and at least one"),
+        ({"compute_capabilities": ["8.6", "8.6"]}, "distinct and at least one"),
+        ({"profiles": []}, "profiles should hold at least one"),
+        ({"profiles": [{"batch": Range(1, 1, 1)}]}, "token_ids has the dimension 'query', which has no range"),
+        ({"profiles": [DECODE | {"query": Range(5, 4, 8)}]}, r"received query \(5, 4, 8\)"),
+        ({"backend": "tensorrt-xl"}, "backend should be one of tensorrt-rtx"),
+    ],
+)
+def test_what_the_recipe_cannot_ask_for(folder, tmp_path, changes, message):
+    graph, _ = export(folder, "float16")
+    options = {"profiles": [DECODE], "compute_capabilities": ["8.6"]} | changes
+    with pytest.raises(BadRecipe, match=message):
+        build_engine(graph, tmp_path / "target.engine", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_without_a_fused_kernel_fails_with_the_cause_and_leaves_no_file(folder, tmp_path):
+    graph, _ = export(folder, "float32")
+    with pytest.raises(BackendUnavailable, match=r"Attention operation was not supported.*float16 and bfloat16"):
+        build_engine(graph, tmp_path / "target.engine", profiles=[DECODE], compute_capabilities=["8.6"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_are_not_beside_the_graph_are_named(folder, tmp_path):
+    graph, _ = export(folder, "float16")
+    alone = tmp_path / "alone.onnx"
+    alone.write_bytes(graph.read_bytes())
+    with pytest.raises(BackendUnavailable, match=r"cannot read .*alone\.onnx: .*model\.embed_tokens\.weight"):
+        build_engine(alone, tmp_path / "e", profiles=[DECODE], compute_capabilities=["8.6"])
+
+
+def test_a_node_that_the_compiler_does_not_know_is_named(tmp_path):
+    b = GraphBuilder("g")
+    x = b.input(Binding("x", "float32", ("batch", 3)))
+    with b.scope("layers.0"):
+        unknown = b.op("Twist", x, domain="elsewhere")
+    unknown.dtype = x.dtype
+    unknown.shape = x.shape
+    b.output(Binding("y", "float32", ("batch", 3)), unknown)
+    save_model(b.model(), tmp_path / "g.onnx")
+    with pytest.raises(BackendUnavailable, match=r"node layers\.0/Twist \(Twist\): .*Plugin not found"):
+        build_engine(tmp_path / "g.onnx", tmp_path / "e", profiles=[DECODE], compute_capabilities=["8.6"])
+
+
+def test_without_the_compiler_the_error_says_how_to_install_it(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", None)
+    with pytest.raises(BackendUnavailable, match=r"pip install 'tandemrt\[tensorrt-rtx\]'"):
+        build_engine(folder / "any.onnx", tmp_path / "e", profiles=[DECODE], compute_capabilities=["8.6"])

@@ -1,0 +1,142 @@
+"""Opening a checkpoint folder: what is read, and what is refused before any weight is touched."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save, save_file
+
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.checkpoint import Checkpoint, read_header
+
+TENSORS = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": np.ones(5, np.float16),
+    "c": np.zeros((0, 4), np.int8),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    save_file(TENSORS, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    return tmp_path
+
+
+def with_header(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def test_offsets_are_places_in_the_file(folder):
+    checkpoint = Checkpoint.open(folder)
+    content = (folder / "model.safetensors").read_bytes()
+    assert checkpoint.config == {"model_type": "llama"}
+    assert checkpoint.files == (folder / "model.safetensors",)
+    assert checkpoint.tensors.keys() == TENSORS.keys()
+    for name, array in TENSORS.items():
+        tensor = checkpoint.tensors[name]
+        assert (tensor.dtype, tensor.shape, tensor.nbytes) == (array.dtype.name, array.shape, array.nbytes)
+        assert content[tensor.offset : tensor.offset + tensor.nbytes] == array.tobytes()
+
+
+def test_shards_are_read_through_the_index(folder):
+    (folder / "model.safetensors").unlink()
+    save_file({"a": TENSORS["a"]}, folder / "one.safetensors")
+    save_file({"b": TENSORS["b"]}, folder / "two.safetensors")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    checkpoint = Checkpoint.open(folder)
+    assert [file.name for file in checkpoint.files] == ["one.safetensors", "two.safetensors"]
+    assert {name: tensor.file.name for name, tensor in checkpoint.tensors.items()} == index["weight_map"]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"weight_map": {"a": "one.safetensors", "b": "gone.safetensors"}}, "gone.safetensors is missing"),
+        ({"weight_map": {"a": "one.safetensors", "z": "one.safetensors"}}, "'z' should be in one.safetensors"),
+        ({"weight_map": {"a": "../one.safetensors"}}, r"beside the index, it names '\.\./one"),
+        ({"weight_map": {"a": 3}}, "weight_map should map"),
+        ({"weight_map": {}}, "weight_map should map"),
+        ({}, "weight_map should map"),
+    ],
+)
+def test_an_index_that_does_not_hold(folder, index, message):
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BadCheckpoint, match=message):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(BadCheckpoint, match=f"{name} is missing"):
+        Checkpoint.open(folder)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(BadCheckpoint, match=r"nowhere is not a folder"):
+        Checkpoint.open(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "", "\xff"])
+def test_a_config_that_is_not_a_json_object(folder, text):
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(BadCheckpoint, match=r"config\.json: should hold"):
+        Checkpoint.open(folder)
+
+
+@given(st.integers(0, len(save(TENSORS)) - 1))
+def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path_factory, length):
+    file = tmp_path_factory.mktemp("truncated") / "model.safetensors"
+    file.write_bytes(save(TENSORS)[:length])
+    with pytest.raises(BadCheckpoint, match="truncated"):
+        read_header(file)
+
+
+@given(st.integers(0, len(save(TENSORS)) - 1), st.integers(1, 255))
+def test_a_changed_byte_is_refused_or_leaves_every_tensor_within_the_file(tmp_path_factory, place, change):
+    content = bytearray(save(TENSORS))
+    content[place] ^= change
+    file = tmp_path_factory.mktemp("changed") / "model.safetensors"
+    file.write_bytes(content)
+    try:
+        tensors = read_header(file)
+    except BadCheckpoint:
+        return
+    assert all(8 < t.offset <= t.offset + t.nbytes <= len(content) for t in tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"\0" * 9),
+            "longer than its header",
+        ),
+        (
+            with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}, b"\0" * 12),
+            "'a' should begin at",
+        ),
+        (with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"\0" * 4), "should take 8 bytes"),
+        (with_header({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}}), "should take"),
+        (
+            with_header({"a": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}, b"\0"),
+            "'a' should have a known dtype",
+        ),
+        (with_header({"a": {"dtype": "F32", "shape": [2]}}), "'a' should have a known dtype"),
+        (with_header({"a": 7}), "'a' should have a known dtype"),
+        (with_header(b"not json"), "should hold JSON"),
+        (with_header([]), "should hold a JSON object"),
+        (struct.pack("<Q", 1 << 60) + b"{}", "the header should be 1152921504606846976 bytes long"),
+    ],
+)
+def test_a_header_that_lies(tmp_path, content, message):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(BadCheckpoint, match=message):
+        read_header(tmp_path / "model.safetensors")

@@ -1,0 +1,166 @@
+"""Reading a Hugging Face config: every field is used, known to be irrelevant, or refused by name."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.spec import ModelSpec
+
+CONFIGS = {
+    "LlamaForCausalLM": LlamaConfig,
+    "MistralForCausalLM": MistralConfig,
+    "Qwen2ForCausalLM": Qwen2Config,
+    "Qwen3ForCausalLM": Qwen3Config,
+}
+
+
+def config(architecture="LlamaForCausalLM", **fields):
+    """A config as transformers saves it, with some fields changed."""
+    return CONFIGS[architecture]().to_dict() | {"architectures": [architecture]} | fields
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_every_field_that_transformers_writes_is_understood(architecture):
+    spec = ModelSpec.from_hf(config(architecture))
+    defaults = CONFIGS[architecture]()
+    assert (spec.hidden, spec.layers, spec.vocab) == (
+        defaults.hidden_size,
+        defaults.num_hidden_layers,
+        defaults.vocab_size,
+    )
+    assert (spec.qkv_bias, spec.qk_norm) == (architecture.startswith("Qwen2"), architecture.startswith("Qwen3"))
+
+
+def test_llama_3_1_as_published():
+    spec = ModelSpec.from_hf({
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": False,
+        "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": False,
+        "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
+        },
+        "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
+    })  # fmt: skip
+    assert (spec.family, spec.head_dim, spec.kv_heads, spec.max_length) == ("llama", 128, 8, 131072)
+    assert (spec.rope.kind, spec.rope.theta, spec.window) == ("llama3", 500000.0, None)
+
+
+def test_qwen2_5_as_published_has_a_sliding_window_that_is_off():
+    spec = ModelSpec.from_hf({
+        "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+        "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02,
+        "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28, "model_type": "qwen2",
+        "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "transformers_version": "4.43.1", "use_cache": True, "use_sliding_window": False, "vocab_size": 152064,
+    })  # fmt: skip
+    assert (spec.family, spec.head_dim, spec.qkv_bias, spec.out_bias, spec.window) == ("qwen2", 128, True, False, None)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 1_000_000.0},
+        {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 500_000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768},
+        {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 40.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 24.0,
+            "beta_slow": 2.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+            "truncate": False,
+        },
+        {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 2.0,
+            "original_max_position_embeddings": 4096,
+            "attention_factor": 1.5,
+        },
+    ],
+)
+def test_rotary_frequencies_are_bit_for_bit_those_of_transformers(rope, head_dim):
+    fields = {"hidden_size": 64, "intermediate_size": 8, "vocab_size": 8, "num_hidden_layers": 1}
+    fields |= {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": head_dim, "rope_parameters": rope}
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**fields, max_position_embeddings=131072))
+    spec = ModelSpec.from_hf(config(**fields, max_position_embeddings=131072))
+    embedding = model.model.rotary_emb
+    assert torch.equal(torch.tensor(spec.rope.frequencies), embedding.inv_freq)
+    assert spec.rope.magnitude == embedding.attention_scaling
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, r"architectures should be one of LlamaForCausalLM.*GPT2LMHeadModel"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"model_type": "qwen3"}, "with model_type 'qwen3'"),
+        ({"architectures": None, "model_type": "mamba"}, "with model_type 'mamba'"),
+        ({"logit_softcapping": 30.0}, r"does not know the field\(s\) logit_softcapping"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'.*supported: 'silu', 'swish'"),
+        ({"pretraining_tp": 2}, "pretraining_tp is 2"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"sliding_window": 512}, "sliding_window is 512"),
+        ({"hidden_size": "4096"}, "hidden_size should be a whole number of at least 1, it is '4096'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers should be a whole number"),
+        ({"vocab_size": True}, "vocab_size should be a whole number"),
+        ({"rms_norm_eps": -1e-5}, "rms_norm_eps should be a number above 0"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings should be true or false"),
+        ({"head_dim": 63}, "head_dim should be even .* it is 63"),
+        ({"num_key_value_heads": 5}, "multiple of num_key_value_heads, got 32, 5"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+            "rope_type is 'longrope'.*supported: default",
+        ),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
+        (
+            {"rope_parameters": {"rope_type": "linear"}},
+            "rope_parameters: factor should be a number above 0, it is missing",
+        ),
+        ({"rope_parameters": {"rope_type": "default", "twist": 1}}, r"rope_parameters: .*does not know.*twist"),
+        ({"rope_parameters": [1]}, "rope_parameters should be an object"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name_and_value(fields, message):
+    with pytest.raises(BadCheckpoint, match=message):
+        ModelSpec.from_hf(config(**fields))
+
+
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps"]
+)
+def test_a_missing_field_is_named(field):
+    fields = config()
+    del fields[field]
+    with pytest.raises(BadCheckpoint, match=f"{field} should be .* it is missing"):
+        ModelSpec.from_hf(fields)
+
+
+def test_sliding_windows_are_read_where_a_family_has_them():
+    assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=4096)).window == 4096
+    assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=None)).window is None
+    assert ModelSpec.from_hf(config("Qwen3ForCausalLM", use_sliding_window=True, sliding_window=512)).window == 512
+    with pytest.raises(BadCheckpoint, match="sliding_window should be a whole number"):
+        ModelSpec.from_hf(config("Qwen3ForCausalLM", use_sliding_window=True))
+    with pytest.raises(BadCheckpoint, match=r"layer_types should name .*linear_attention"):
+        ModelSpec.from_hf(config("Qwen3ForCausalLM", layer_types=["linear_attention"] * 32))
+    with pytest.raises(BadCheckpoint, match=r"for each of 32 layers, it has 3 entries"):
+        ModelSpec.from_hf(config("Qwen3ForCausalLM", layer_types=["full_attention"] * 3))
