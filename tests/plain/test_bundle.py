@@ -1,0 +1,277 @@
+"""Opening a bundle: what is checked, what is refused, and that a manifest says what it said when it was written."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tandemrt.engines import contract
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.digest import combined_digest, file_digest
+from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.manifest import Draft, Engine, File, Limits, Manifest, Marker, Markers, Provenance
+
+WEIGHTS = "target/model.safetensors"
+ENGINES = ("target", "verify", "verify_probs")
+
+
+def write_bundle(folder: Path) -> Bundle:
+    """Write a folder with the shape of a bundle; what is in the engines plays no part in opening it."""
+    contents = {
+        "target/model.onnx": b"graph of the target",
+        WEIGHTS: b"weights " * 100,
+        "verify.onnx": b"graph of verification",
+        "verify_probs.onnx": b"graph of verification with draft laws",
+        "tokenizer/tokenizer.json": b"{}",
+    }
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "bundle.json").write_text(manifest(folder, contents).to_json())
+    return Bundle.open(folder)
+
+
+def manifest(folder: Path, names: Any) -> Manifest:
+    decoder = contract.decoder(layers=2, kv_heads=2, head_dim=8, capacity=37, vocab=96, dtype="float32")
+    marker = Marker(text="</think>", ids=(91,))
+    contracts = {"target": decoder} | {
+        name: contract.verify(vocab=96, dtype="float32", draft_probs=name != "verify") for name in ENGINES[1:]
+    }
+    return Manifest(
+        manifest_version=1,
+        name="sample",
+        limits=Limits(batch=4, length=32, capacity=37, window=4, prefill_chunk=16),
+        vocab=96,
+        valid_tokens=92,
+        stop_ids=(89,),
+        markers=Markers(start=Marker(text="<think>", ids=(90,)), ends=(marker,), forced_end=marker),
+        draft=Draft(kind="ngram", ngram_min=2, ngram_max=4),
+        specs={"target": {"family": "qwen3", "rope": {"theta": 1e4}, "window": None}},
+        engines={
+            name: Engine(
+                file="target/model.onnx" if name == "target" else f"{name}.onnx",
+                backend="onnxruntime-cpu",
+                target="cpu",
+                dtype="float32",
+                contract=contracts[name],
+            )
+            for name in ENGINES
+        },
+        files={name: File(sha256=file_digest(folder / name), size=(folder / name).stat().st_size) for name in names},
+        provenance=Provenance(
+            created="2026-01-01T00:00:00+00:00",
+            tandemrt="0.1.0",
+            commit=None,
+            dirty=None,
+            python="3.11.0",
+            packages={"onnx": "1.20.0"},
+            recipe="0" * 64,
+            checkpoints={"target": "1" * 64},
+        ),
+    )
+
+
+def edit(folder: Path, *path: str | int, value: Any) -> None:
+    """Set one value of the folder's bundle.json."""
+    data = json.loads((folder / "bundle.json").read_text())
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (folder / "bundle.json").write_text(json.dumps(data))
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return write_bundle(tmp_path / "sample")
+
+
+def test_an_opened_bundle_answers_from_its_manifest(bundle: Bundle) -> None:
+    assert bundle.path("target") == bundle.folder / "target/model.onnx"
+    assert bundle.contract("verify") == contract.verify(vocab=96, dtype="float32", draft_probs=False)
+    assert bundle.tokenizer_dir == bundle.folder / "tokenizer"
+    assert (bundle.name, bundle.vocab, bundle.valid_tokens, bundle.stop_ids) == ("sample", 96, 92, (89,))
+    assert bundle.markers is not None
+    assert bundle.markers.ends[0].ids == (91,)
+    assert (bundle.limits.capacity, bundle.draft.kind) == (37, "ngram")
+
+
+def test_a_manifest_reads_back_as_it_was_written(bundle: Bundle) -> None:
+    assert Manifest.read(bundle.folder) == bundle.manifest
+    assert json.loads(bundle.manifest.to_json())["engines"]["target"]["contract"] == bundle.contract("target").to_json()
+
+
+def test_a_written_manifest_fits_the_json_schema_of_its_definition(bundle: Bundle) -> None:
+    schema = Manifest.model_json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(json.loads((bundle.folder / "bundle.json").read_text()), schema)
+
+
+def test_a_moved_bundle_opens(bundle: Bundle, tmp_path: Path) -> None:
+    shutil.move(bundle.folder, tmp_path / "moved")
+    assert Bundle.open(tmp_path / "moved", verify=True).path("target").is_file()
+
+
+def test_a_bundle_cannot_be_opened_from_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(BadBundle, match=r"must be a folder with bundle.json; got .*none'. Build one with: tandemrt"):
+        Bundle.open(tmp_path / "none")
+    with pytest.raises(BadBundle, match=r"bundle\.json must be readable: No such file"):
+        Bundle.open(tmp_path)
+
+
+def test_an_engine_that_was_not_built_is_refused_by_name(bundle: Bundle) -> None:
+    with pytest.raises(BadBundle, match="must hold engine 'draft'; it holds target, verify, verify_probs"):
+        bundle.path("draft")
+
+
+@pytest.mark.parametrize("name", ["target/model.onnx", "verify.onnx", "tokenizer/tokenizer.json"])
+def test_a_changed_byte_is_found_on_opening(bundle: Bundle, name: str) -> None:
+    content = bytearray((bundle.folder / name).read_bytes())
+    content[0] ^= 1
+    (bundle.folder / name).write_bytes(content)
+    with pytest.raises(
+        BadBundle, match=rf"build it again or copy it anew:\n{name} must have sha256 \w{{64}}; it has \w"
+    ):
+        Bundle.open(bundle.folder)
+
+
+def test_a_changed_byte_of_the_weights_is_found_with_verify(bundle: Bundle) -> None:
+    content = bytearray((bundle.folder / WEIGHTS).read_bytes())
+    content[-1] ^= 128
+    (bundle.folder / WEIGHTS).write_bytes(content)
+    Bundle.open(bundle.folder)
+    with pytest.raises(BadBundle, match=f"{WEIGHTS} must have sha256"):
+        Bundle.open(bundle.folder, verify=True)
+
+
+def test_truncated_weights_are_found_without_reading_them(bundle: Bundle) -> None:
+    (bundle.folder / WEIGHTS).write_bytes(b"weights ")
+    with pytest.raises(BadBundle, match=f"{WEIGHTS} must have 800 bytes; it has 8"):
+        Bundle.open(bundle.folder)
+
+
+def test_a_missing_file_and_an_added_one_are_both_named(bundle: Bundle) -> None:
+    (bundle.folder / "verify.onnx").rename(bundle.folder / "tokenizer/chat_template.jinja")
+    with pytest.raises(BadBundle) as caught:
+        Bundle.open(bundle.folder)
+    assert "verify.onnx must exist; it is missing" in str(caught.value)
+    assert "tokenizer/chat_template.jinja must be in the manifest; it was added" in str(caught.value)
+
+
+def test_files_that_a_file_manager_leaves_behind_do_no_harm(bundle: Bundle) -> None:
+    (bundle.folder / "target/.DS_Store").write_text("")
+    Bundle.open(bundle.folder)
+
+
+def test_a_newer_manifest_is_refused_with_what_to_do(bundle: Bundle) -> None:
+    edit(bundle.folder, "manifest_version", value=2)
+    with pytest.raises(BadBundle, match=r"must be at most 1; got 2\. Update tandemrt, or build"):
+        Bundle.open(bundle.folder)
+
+
+def test_a_newer_manifest_is_refused_before_its_new_keys_are_looked_at(bundle: Bundle) -> None:
+    edit(bundle.folder, "paged", value=True)
+    edit(bundle.folder, "manifest_version", value=2)
+    with pytest.raises(BadBundle, match="Update tandemrt"):
+        Bundle.open(bundle.folder)
+
+
+@pytest.mark.parametrize("version", [0, -1, True, "1", 1.0, None])
+def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> None:
+    edit(bundle.folder, "manifest_version", value=version)
+    with pytest.raises(BadBundle, match="manifest_version must be 1; got "):
+        Bundle.open(bundle.folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("paged",), True, "paged: is not a known key"),
+        (("vocab",), "96", "vocab: must be a valid integer; got '96'"),
+        (("vocab",), 64, "valid_tokens must not exceed vocab 64; got 92"),
+        (("stop_ids",), [], "stop_ids: must not be empty"),
+        (("stop_ids",), [92], "stop_ids and marker ids must be below valid_tokens 92; got 92"),
+        (("markers", "start", "ids"), [95], "must be below valid_tokens 92; got 95"),
+        (("limits", "capacity"), 36, r"capacity must be at least length \+ window \+ 1 = 37; got 36"),
+        (("draft", "kind"), "eagle3", "draft.kind: must be 'model', 'ngram' or 'none'; got 'eagle3'"),
+        (("draft", "kind"), "model", "engines must be draft, propose, propose_probs, target, verify, verify_probs"),
+        (("engines", "target", "file"), "target/other.onnx", "engines.target.file must be one of files"),
+        (("engines", "target", "file"), "/etc/model.onnx", "must be a plain relative path inside it"),
+        (("engines", "target", "file"), "target/../../model.onnx", "must be a plain relative path inside it"),
+        (("engines", "target", "contract", "inputs", 0, "dtype"), 1, "inputs.0.dtype: must be a valid string; got 1"),
+        (("engines", "target", "contract", "aliases", 0), ["a"], "aliases.0"),
+        (("files", WEIGHTS, "sha256"), "12", "sha256: must match"),
+        (("files", WEIGHTS, "size"), -1, "size: must be at least 0; got -1"),
+        (("provenance", "recipe"), None, "provenance.recipe: must be a valid string; got None"),
+    ],
+)
+def test_a_manifest_with_a_wrong_value_is_refused_by_its_key(
+    bundle: Bundle, path: tuple[str | int, ...], value: Any, message: str
+) -> None:
+    edit(bundle.folder, *path, value=value)
+    with pytest.raises(BadBundle, match=message):
+        Bundle.open(bundle.folder)
+
+
+@given(length=st.integers(0, 10_000))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_truncated_manifest_is_a_bad_bundle_wherever_it_ends(bundle: Bundle, length: int) -> None:
+    text = bundle.manifest.to_json()
+    cut = text[: min(length, len(text.rstrip()) - 1)]
+    (bundle.folder / "bundle.json").write_text(cut)
+    with pytest.raises(BadBundle, match=r"bundle.json must be JSON: .*The file is damaged; build the bundle again"):
+        Bundle.open(bundle.folder)
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_changed_byte_anywhere_is_found_by_verify(bundle: Bundle, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(bundle.manifest.files)))
+    original = (bundle.folder / name).read_bytes()
+    content = bytearray(original)
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    (bundle.folder / name).write_bytes(content)
+    assert [line.split()[0] for line in bundle.problems(verify=True)] == [name]
+    (bundle.folder / name).write_bytes(original)
+    assert bundle.problems(verify=True) == []
+
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+bindings = st.builds(
+    Binding,
+    names,
+    st.sampled_from(["float32", "bfloat16", "int64"]),
+    st.lists(st.one_of(st.integers(1, 2**40), st.sampled_from(["batch", "window+1"])), max_size=4).map(tuple),
+)
+contracts = st.builds(
+    Contract,
+    st.lists(bindings, max_size=4).map(tuple),
+    st.lists(bindings, max_size=4).map(tuple),
+    st.lists(st.tuples(names, names), max_size=3).map(tuple),
+)
+
+
+@given(text=names, contract=contracts, ids=st.lists(st.integers(0, 91), min_size=1, max_size=9).map(tuple))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_texts_ids_and_contracts_of_any_kind_survive_the_round_trip(
+    bundle: Bundle, text: str, contract: Contract, ids: tuple[int, ...]
+) -> None:
+    marker = Marker(text=text, ids=ids)
+    markers = Markers(start=marker, ends=(marker, marker), forced_end=marker, implicit_ends=(marker,))
+    entry = bundle.engine("target").model_copy(update={"contract": contract})
+    engines = {**bundle.manifest.engines, "target": entry}
+    changed = bundle.manifest.model_copy(update={"markers": markers, "stop_ids": ids, "engines": engines})
+    (bundle.folder / "bundle.json").write_text(changed.to_json(), encoding="utf-8")
+    assert Manifest.read(bundle.folder) == changed
+
+
+def test_a_combined_digest_depends_on_names_and_digests_and_not_on_their_order() -> None:
+    one = combined_digest({"a": "1", "b": "2"})
+    assert one == combined_digest({"b": "2", "a": "1"})
+    assert len({one, combined_digest({"a": "2", "b": "1"}), combined_digest({"a": "1", "c": "2"})}) == 3

@@ -1,0 +1,125 @@
+"""A bundle folder appears whole or not at all, and only ever takes the place of a bundle."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tandemrt.engines.errors import BadBundle
+from tandemrt.export.staging import check_destination, place, staged
+from tests.plain.test_bundle import edit, write_bundle
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def test_a_folder_appears_when_the_work_is_done(tmp_path: Path) -> None:
+    with staged(tmp_path / "new/bundle") as folder:
+        (folder / "file").write_text("content")
+        assert not (tmp_path / "new/bundle").exists()
+    assert (tmp_path / "new/bundle/file").read_text() == "content"
+    assert names(tmp_path / "new") == ["bundle"]
+
+
+def test_a_folder_that_appears_is_as_readable_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    with staged(tmp_path / "bundle"):
+        pass
+    assert (tmp_path / "bundle").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_the_old_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    with staged(tmp_path / "bundle") as folder:
+        (folder / "file").write_text("new")
+        assert (tmp_path / "bundle/bundle.json").exists()
+    assert names(tmp_path / "bundle") == ["file"]
+    assert names(tmp_path) == ["bundle"]
+
+
+@pytest.mark.parametrize("interruption", [ValueError, KeyboardInterrupt])
+def test_an_interruption_leaves_the_old_folder_and_nothing_else(
+    tmp_path: Path, interruption: type[BaseException]
+) -> None:
+    old = write_bundle(tmp_path / "bundle")
+
+    def work() -> None:
+        with staged(tmp_path / "bundle") as folder:
+            (folder / "file").write_text("half")
+            raise interruption
+
+    with pytest.raises(interruption):
+        work()
+    assert old.problems(verify=True) == []
+    assert names(tmp_path) == ["bundle"]
+
+
+def test_a_symbolic_link_keeps_pointing_where_it_did(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with staged(tmp_path / "link") as folder:
+        (folder / "file").write_text("")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real/file").exists()
+
+
+def test_a_bundle_of_the_same_name_an_empty_folder_and_a_free_place_may_be_taken(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    (tmp_path / "empty").mkdir()
+    for place_name in ("bundle", "empty", "free"):
+        check_destination(tmp_path / place_name, "sample", force=False)
+
+
+def test_a_bundle_of_another_name_is_given_up_only_with_force(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    with pytest.raises(BadBundle, match=r"is 'sample', not 'other'\. Use --force or another --out"):
+        check_destination(tmp_path / "bundle", "other", force=False)
+    check_destination(tmp_path / "bundle", "other", force=True)
+
+
+def test_a_bundle_that_cannot_be_read_is_given_up_only_with_force(tmp_path: Path) -> None:
+    edit(write_bundle(tmp_path / "bundle").folder, "manifest_version", value=9)
+    with pytest.raises(BadBundle, match="cannot be read; replace it with --force"):
+        check_destination(tmp_path / "bundle", "sample", force=False)
+    check_destination(tmp_path / "bundle", "sample", force=True)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_anything_that_is_not_a_bundle_is_never_given_up(tmp_path: Path, force: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/thesis.tex").write_text("")
+    for place_name in ("folder", "folder/thesis.tex"):
+        with pytest.raises(BadBundle, match=r"out must be free or hold a bundle; .* Choose another place with --out"):
+            check_destination(tmp_path / place_name, "sample", force=force)
+
+
+def test_a_placed_file_is_linked_and_takes_no_space(tmp_path: Path) -> None:
+    source = tmp_path / "model.safetensors"
+    source.write_bytes(b"weights")
+    (tmp_path / "bundle").mkdir()
+    assert place(source, tmp_path / "bundle").samefile(source)
+
+
+def test_the_file_behind_a_symbolic_link_is_placed_under_the_links_name(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(b"weights")
+    (tmp_path / "model.safetensors").symlink_to("blob")
+    (tmp_path / "bundle").mkdir()
+    placed = place(tmp_path / "model.safetensors", tmp_path / "bundle")
+    assert placed.name == "model.safetensors"
+    assert not placed.is_symlink()
+    assert placed.read_bytes() == b"weights"
+
+
+def test_a_file_on_another_file_system_is_copied(tmp_path: Path) -> None:
+    shared_memory = Path("/dev/shm")
+    if not shared_memory.is_dir() or shared_memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system")
+    source = shared_memory / f"tandemrt-{os.getpid()}.safetensors"
+    source.write_bytes(b"weights")
+    try:
+        placed = place(source, tmp_path)
+        assert placed.read_bytes() == b"weights"
+        assert not placed.samefile(source)
+    finally:
+        source.unlink()
