@@ -1,0 +1,272 @@
+"""Building a bundle, end to end: what comes out, that it runs, and what a failure leaves behind."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from safetensors.numpy import load_file, save_file
+from transformers import AutoTokenizer
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe, InternalError
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import BuildReport, build
+from tandemrt.export.compile import onnxruntime as compiler
+from tandemrt.export.provenance import source_state
+from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
+
+ENGINES = ["target", "draft", "verify", "verify_probs", "propose", "propose_probs"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target and a draft checkpoint."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny_checkpoint(folder / "target")
+    tiny_checkpoint(folder / "draft", layers=1, hidden=16, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(models: Path) -> BuildReport:
+    file = write_recipe(models / "tiny.toml", target=models / "target", draft=models / "draft")
+    return build(Recipe.load(file), models / "built/tiny")
+
+
+@pytest.fixture
+def copy(models: Path, tmp_path: Path) -> Path:
+    """Checkpoints of one's own, to damage."""
+    for name in ("target", "draft"):
+        shutil.copytree(models / name, tmp_path / name)
+    return tmp_path
+
+
+def recipe(folder: Path, **options: int | str) -> Recipe:
+    name = "tiny.toml"
+    return Recipe.load(write_recipe(folder / name, target=folder / "target", draft=folder / "draft", **options))
+
+
+def test_a_built_bundle_opens_and_every_digest_holds(report: BuildReport) -> None:
+    bundle = Bundle.open(report.folder, verify=True)
+    assert bundle.manifest == report.manifest
+    assert list(bundle.manifest.engines) == ENGINES
+
+
+def test_the_manifest_says_what_the_recipe_and_the_tokenizer_said(report: BuildReport, models: Path) -> None:
+    manifest = report.manifest
+    assert manifest.limits.model_dump() == {
+        "batch": 4,
+        "length": 96,
+        "capacity": 96 + 4 + 1,
+        "window": 4,
+        "prefill_chunk": 16,
+    }
+    tokenizer = AutoTokenizer.from_pretrained(models / "target")
+    assert (manifest.vocab, manifest.valid_tokens) == (VOCAB, len(tokenizer))
+    assert manifest.stop_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+    assert manifest.markers is not None
+    for marker in (manifest.markers.start, *manifest.markers.ends, manifest.markers.forced_end):
+        assert list(marker.ids) == tokenizer.encode(marker.text, add_special_tokens=False)
+    assert manifest.specs["draft"]["layers"] == 1
+
+
+def test_the_tokenizer_of_the_bundle_is_the_checkpoints_with_its_chat_template(
+    report: BuildReport, models: Path
+) -> None:
+    ours = AutoTokenizer.from_pretrained(Bundle.open(report.folder).tokenizer_dir)
+    theirs = AutoTokenizer.from_pretrained(models / "target")
+    message = [{"role": "user", "content": "the band and the hand"}]
+    assert ours.apply_chat_template(message) == theirs.apply_chat_template(message)
+    assert ours.get_vocab() == theirs.get_vocab()
+
+
+def test_every_engine_opens_with_the_bindings_of_its_contract(report: BuildReport) -> None:
+    bundle = Bundle.open(report.folder)
+    for name in ENGINES:
+        session = onnxruntime.InferenceSession(bundle.path(name), providers=["CPUExecutionProvider"])
+        contract = bundle.contract(name)
+        assert {b.name for b in session.get_inputs()} == {b.name for b in contract.inputs}
+        assert {b.name: tuple(b.shape) for b in session.get_outputs()} == {b.name: b.shape for b in contract.outputs}
+
+
+def test_the_target_of_the_bundle_computes_what_the_checkpoint_computes(report: BuildReport, models: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    bundle = Bundle.open(report.folder)
+    tokens = np.arange(5, 15, dtype=np.int64)[None]
+    sizes = {"batch": 1, "query": 10, "rows": 10}
+    feeds = {b.name: np.zeros(b.resolve(sizes), b.dtype) for b in bundle.contract("target").inputs}
+    feeds |= {"token_ids": tokens, "score_rows": np.arange(10)[None]}
+    session = onnxruntime.InferenceSession(bundle.path("target"), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(["logits"], feeds)
+    model = AutoModelForCausalLM.from_pretrained(models / "target", dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = model(torch.from_numpy(tokens)).logits.numpy()
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def test_weights_take_no_space_of_their_own(report: BuildReport, models: Path) -> None:
+    for role in ("target", "draft"):
+        assert (report.folder / role / "model.safetensors").samefile(models / role / "model.safetensors")
+
+
+def test_provenance_holds_the_digests_of_recipe_and_checkpoints(report: BuildReport, models: Path) -> None:
+    def sha256(file: Path) -> str:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+
+    provenance = report.manifest.provenance
+    assert provenance.recipe == sha256(models / "tiny.toml")
+    names = ("config.json", "model.safetensors")
+    lines = "".join(f"{sha256(models / 'target' / name)}  {name}\n" for name in names)
+    assert provenance.checkpoints["target"] == hashlib.sha256(lines.encode()).hexdigest()
+    assert provenance.packages["onnxruntime"] == onnxruntime.__version__
+    assert provenance.created.endswith("+00:00")
+
+
+def test_nothing_of_the_machine_that_built_it_is_in_a_bundle(report: BuildReport, models: Path) -> None:
+    for name in ("bundle.json", *(engine.file for engine in report.manifest.engines.values())):
+        assert str(models).encode() not in (report.folder / name).read_bytes()
+
+
+def test_building_twice_gives_the_same_files(report: BuildReport, models: Path) -> None:
+    again = build(Recipe.load(models / "tiny.toml"), models / "built/again")
+    assert again.manifest.files == report.manifest.files
+
+
+def test_progress_hears_every_step_and_the_report_has_their_times(copy: Path) -> None:
+    heard: list[str] = []
+    report = build(recipe(copy), copy / "out", progress=heard.append)
+    assert [step.title for step in report.steps] == heard
+    assert all(any(engine.file in title for title in heard) for engine in report.manifest.engines.values())
+
+
+def test_a_bundle_without_a_draft_holds_no_drafting_engines(copy: Path) -> None:
+    file = write_recipe(copy / "plain.toml", target=copy / "target")
+    manifest = build(Recipe.load(file), copy / "plain").manifest
+    assert list(manifest.engines) == ["target", "verify", "verify_probs"]
+    assert (manifest.draft.kind, manifest.limits.window, manifest.limits.capacity) == ("none", 0, 97)
+
+
+def test_an_ngram_draft_keeps_its_bounds(copy: Path) -> None:
+    file = write_recipe(copy / "ngram.toml", target=copy / "target")
+    file.write_text(file.read_text().replace('kind = "none"', 'kind = "ngram"\nwindow = 3\nngram_max = 5'))
+    manifest = build(Recipe.load(file), copy / "ngram").manifest
+    assert (manifest.draft.ngram_min, manifest.draft.ngram_max, manifest.limits.window) == (2, 5, 3)
+
+
+def test_a_cuda_bundle_builds_without_a_gpu(copy: Path) -> None:
+    wanted = recipe(copy, dtype="bfloat16", backend='name = "onnxruntime-cuda"')
+    manifest = build(wanted, copy / "out").manifest
+    assert {engine.backend for engine in manifest.engines.values()} == {"onnxruntime-cuda"}
+    assert {engine.target for engine in manifest.engines.values()} == {"cuda"}
+    assert manifest.engines["verify"].contract["logits"].dtype == "bfloat16"
+
+
+def test_a_tensorrt_rtx_bundle_holds_engines_beside_their_graphs(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx_bindings")
+    tiny_checkpoint(tmp_path / "target", head_dim=32)
+    tiny_checkpoint(tmp_path / "draft", head_dim=32, layers=1, seed=1)
+    backend = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.6", "12.0"]'
+    report = build(recipe(tmp_path, dtype="float16", backend=backend), tmp_path / "out")
+    bundle = Bundle.open(report.folder, verify=True)
+    for name in ("target", "draft"):
+        engine = bundle.engine(name)
+        assert (engine.file, engine.target) == (f"{name}/model.engine", "sm_86+sm_120")
+        assert {f"{name}/model.onnx", f"{name}/model.safetensors"} <= set(bundle.manifest.files)
+    assert bundle.engine("verify").backend == "onnxruntime-cpu"
+
+
+def test_a_draft_with_logits_of_another_width_is_refused(copy: Path) -> None:
+    tiny_checkpoint(copy / "draft", vocab=VOCAB + 64, layers=1)
+    with pytest.raises(BadRecipe, match=f"as wide as the target's, {VOCAB}; got {VOCAB + 64}; choose a draft"):
+        build(recipe(copy), copy / "out")
+
+
+def test_a_tokenizer_with_more_ids_than_logits_is_refused(copy: Path) -> None:
+    tiny_tokenizer(copy / "target", extra=tuple(f"<extra_{i}>" for i in range(VOCAB)))
+    with pytest.raises(BadCheckpoint, match=rf"must not have more ids than the logits are wide \({VOCAB}\)"):
+        build(recipe(copy), copy / "out")
+
+
+def test_a_length_beyond_the_training_of_a_model_is_refused(copy: Path) -> None:
+    with pytest.raises(BadRecipe, match="must not exceed the target's max_position_embeddings, 256; got 257; lower"):
+        build(recipe(copy, length=257), copy / "out")
+
+
+def test_a_forced_end_without_a_marker_is_refused(copy: Path) -> None:
+    wanted = recipe(copy)
+    assert wanted.reasoning is not None
+    file = copy / "tiny.toml"
+    file.write_text(file.read_text().replace("enough.</think>", "enough."))
+    with pytest.raises(BadRecipe, match=r"reasoning\.forced_end must contain an end marker"):
+        build(Recipe.load(file), copy / "out")
+
+
+def drop_a_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_build_that_fails_midway_leaves_nothing_behind_and_the_old_bundle_as_it_was(copy: Path) -> None:
+    old = build(recipe(copy), copy / "out/tiny")
+    before = (copy / "out/tiny/bundle.json").read_bytes()
+    # Removed first: the bundle's weights are hard links, and writing into them would write into the bundle.
+    weights = (copy / "draft/model.safetensors").read_bytes()
+    (copy / "draft/model.safetensors").unlink()
+    (copy / "draft/model.safetensors").write_bytes(weights)
+    drop_a_tensor(copy / "draft")
+    heard: list[str] = []
+    with pytest.raises(BadCheckpoint, match=r"model\.norm\.weight"):
+        build(recipe(copy), copy / "out/tiny", progress=heard.append)
+    assert any("draft/model.onnx" in title for title in heard), "the target was already built"
+    assert os.listdir(copy / "out") == ["tiny"]  # noqa: PTH208
+    assert (copy / "out/tiny/bundle.json").read_bytes() == before
+    assert Bundle.open(copy / "out/tiny", verify=True).manifest == old.manifest
+
+
+def test_a_rebuild_takes_the_place_of_the_old_bundle(copy: Path) -> None:
+    build(recipe(copy), copy / "out")
+    build(recipe(copy, batch=2), copy / "out")
+    assert Bundle.open(copy / "out", verify=True).limits.batch == 2
+
+
+def test_a_graph_that_departs_from_its_contract_never_becomes_a_bundle(report: BuildReport) -> None:
+    bundle = Bundle.open(report.folder)
+    assert compiler.differences(bundle.path("verify"), bundle.contract("verify")) == []
+    with pytest.raises(InternalError, match=r"input draft_probs float32.* is missing"):
+        compiler.require_contract(bundle.path("verify"), bundle.contract("verify_probs"))
+
+
+def test_a_graph_that_onnxruntime_refuses_never_becomes_a_bundle(report: BuildReport, tmp_path: Path) -> None:
+    shutil.copy(Bundle.open(report.folder).path("target"), tmp_path / "model.onnx")  # without its weights
+    with pytest.raises(InternalError, match=r"onnxruntime .* refuses model\.onnx"):
+        compiler.require_session(tmp_path / "model.onnx")
+
+
+def test_the_commit_is_that_of_the_checkout_that_tracks_the_source(tmp_path: Path) -> None:
+    assert source_state(tmp_path / "installed.py") == (None, None)
+    commit, dirty = source_state(Path(__file__).parents[2] / "engines/contract.py")
+    if (Path(__file__).parents[2] / ".git").exists():
+        assert commit is not None
+        assert len(commit) == 40
+        assert isinstance(dirty, bool)
+
+
+def test_sharded_checkpoints_keep_all_their_files(copy: Path) -> None:
+    weights = load_file(copy / "target/model.safetensors")
+    names = sorted(weights)
+    shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in shards.items():
+        save_file({name: weights[name] for name in part}, copy / "target" / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, part in shards.items() for name in part}}
+    (copy / "target/model.safetensors.index.json").write_text(json.dumps(index))
+    (copy / "target/model.safetensors").unlink()
+    manifest = build(recipe(copy), copy / "out").manifest
+    assert {f"target/{file}" for file in shards} <= set(manifest.files)

@@ -1,0 +1,125 @@
+"""``tandemrt export``: what a person sees, and the exit codes a script sees."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandemrt.cli import main
+from tandemrt.engines.bundle import Bundle
+from tests.makers import tiny_checkpoint, write_recipe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("commands")
+    tiny_checkpoint(folder / "target", layers=1)
+    write_recipe(folder / "tiny.toml", target=folder / "target")
+    return folder
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command line in ``folder`` and return exit code, standard output and standard error."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tandemrt", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def words(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def test_build_shows_its_steps_and_ends_with_a_summary(run, folder: Path) -> None:
+    code, out, err = run("export", "build", "tiny.toml")
+    assert (code, err) == (0, "")
+    for step in ("Read the checkpoints", "Build, compile and check target/model.onnx", "Take the digest"):
+        assert re.search(rf"done +\d+\.\d s +{step}", out)
+    assert "target onnxruntime-cpu float32" in words(out)
+    assert "96 tokens of prompt and output" in out
+    assert re.search(r"Bundle tiny built in \d+\.\d s: .*/tiny\n$", out)
+    assert Bundle.open(folder / "tiny").name == "tiny"
+
+
+def test_bundles_go_to_the_projects_own_folder_when_there_is_one(run, folder: Path) -> None:
+    (folder / "engines/built").mkdir(parents=True)
+    try:
+        assert run("export", "build", "tiny.toml")[0] == 0
+        assert Bundle.open(folder / "engines/built/tiny").name == "tiny"
+    finally:
+        (folder / "engines/built").rename(folder / "built")
+
+
+def test_inspect_says_that_everything_holds(run) -> None:
+    run("export", "build", "tiny.toml", "--out", "whole")
+    code, out, _ = run("export", "inspect", "whole", "--verify")
+    assert code == 0
+    for text in ("'<think>' = [264]", "in past_key float32[batch, 2, 97, 8]", "logits float32[batch, rows, 320]"):
+        assert text in words(out)
+    assert "Checked sizes, bindings and all digests: everything holds" in words(out)
+
+
+def test_inspect_names_what_does_not_hold_and_exits_with_1(run, folder: Path) -> None:
+    run("export", "build", "tiny.toml", "--out", "damaged")
+    (folder / "damaged/verify.onnx").unlink()
+    (folder / "damaged/tokenizer/notes.txt").write_text("")
+    code, out, _ = run("export", "inspect", "damaged")
+    assert code == 1
+    assert "verify.onnx must exist; it is missing" in out
+    assert "tokenizer/notes.txt must be in the manifest" in out
+    assert "2 problem(s)" in out
+
+
+def test_inspect_finds_engines_whose_bindings_differ_from_the_contract(run, folder: Path) -> None:
+    run("export", "build", "tiny.toml", "--out", "swapped")
+    manifest = folder / "swapped/bundle.json"
+    data = json.loads(manifest.read_text())
+    data["engines"]["target"]["contract"]["inputs"][0]["dtype"] = "int32"
+    manifest.write_text(json.dumps(data))
+    code, out, _ = run("export", "inspect", "swapped")
+    assert code == 1
+    assert "engine target: input token_ids int64[batch, query] should be token_ids int32[batch, query]" in words(out)
+
+
+def test_inspect_speaks_json(run) -> None:
+    run("export", "build", "tiny.toml", "--out", "spoken")
+    code, out, _ = run("export", "inspect", "spoken", "--json")
+    answer = json.loads(out)
+    assert (code, answer["holds"], answer["verified"], answer["problems"]) == (0, True, False, [])
+    assert answer["manifest"]["limits"]["length"] == 96
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("export", "build", "dmo"),
+            "BadRecipe: recipe must be a TOML file or the name of an included recipe; got 'dmo'",
+        ),
+        (("export", "inspect", "nowhere"), "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'."),
+        (("export", "build", "tiny.toml", "--out", "target"), "BadBundle: out must be free or hold a bundle;"),
+    ],
+)
+def test_what_is_refused_is_one_message_and_exit_code_2(run, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert err.startswith(message)
+    assert "Traceback" not in out + err
+
+
+def test_a_failed_build_says_at_which_step(run, folder: Path) -> None:
+    tiny_checkpoint(folder / "short", max_length=64)
+    write_recipe(folder / "long.toml", target=folder / "short")
+    code, out, err = run("export", "build", "long.toml")
+    assert code == 2
+    assert re.search(r"failed +\d+\.\d s +Read the checkpoints", out)
+    assert "BadRecipe: limits.length must not exceed" in err
