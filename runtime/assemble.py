@@ -3,10 +3,11 @@
 import torch
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BackendUnavailable, BadRequest
 from tandemrt.runtime.backends import open_engines
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.buffers import RoundBuffers
+from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.drafters.ngram import NgramDrafter
@@ -35,6 +36,20 @@ def assemble(
     if queue_limit < 1:
         raise BadRequest(f"queue_limit: at least one request must be able to wait, received {queue_limit}")
     where = torch.device(device) if device is not None else _built_for(bundle)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailable(
+            f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r}; "
+            "use device='cpu', or install a torch built for CUDA on a machine with a GPU"
+        )
+    clock = Clock(where)
+    with clock.active():
+        return _loop(bundle, clock, window=window, overlap=overlap, threads=threads, queue_limit=queue_limit)
+
+
+def _loop(
+    bundle: Bundle, clock: Clock, *, window: int | None, overlap: bool | None, threads: int | None, queue_limit: int
+) -> Loop:
+    limits, where = bundle.limits, clock.device
     engines = open_engines(bundle, where, threads)
     buffers = RoundBuffers(
         slots=limits.batch,
@@ -49,6 +64,7 @@ def assemble(
         Tandem(engines, buffers, state, limits.batch),
         _drafter(bundle, engines, buffers, state),
         Scheduler(limits.batch, queue_limit),
+        clock,
         prefill_chunk=limits.prefill_chunk,
         overlap=where.type == "cuda" if overlap is None else overlap,
     )

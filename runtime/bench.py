@@ -41,7 +41,9 @@ class Measure:
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        histogram = [sum(column) for column in zip(*(o.speculation.acceptance_histogram for o in self.outputs), strict=True)]
+        histogram = [
+            sum(column) for column in zip(*(o.speculation.acceptance_histogram for o in self.outputs), strict=True)
+        ]
         steps = max(1, sum(histogram))
         return [sum(histogram[position:]) / steps for position in range(1, len(histogram))]
 

@@ -1,17 +1,32 @@
 """A device's clock: marks in its order of work, and the only place where the host waits for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 
 class Clock:
-    """Marks and waits on one device. On a CPU work is done when it returns, so a wait costs nothing but is counted."""
+    """The order of work on one device: marks in it, and waits for them.
+
+    On a CPU work is done when it returns, so a wait costs nothing but is counted.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.waits = 0
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make this clock's stream the calling thread's current one; engines opened inside keep to it."""
+        with torch.inference_mode():
+            if self._stream is None:
+                yield
+            else:
+                with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                    yield
 
     def mark(self) -> Any:
         """Mark the work enqueued so far."""

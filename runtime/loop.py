@@ -50,6 +50,7 @@ class Loop:
         tandem: Tandem,
         drafter: Drafter,
         scheduler: Scheduler,
+        clock: Clock,
         *,
         prefill_chunk: int,
         overlap: bool,
@@ -59,7 +60,7 @@ class Loop:
         self.scheduler = scheduler
         self.overlap = overlap
         self.metrics = Metrics()
-        self.clock = Clock(tandem.device)
+        self.clock = clock
         self._buffers: RoundBuffers = tandem.buffers
         self._state: SlotState = tandem.state
         self._chunk = prefill_chunk

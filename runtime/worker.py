@@ -3,8 +3,6 @@
 import logging
 import threading
 
-import torch
-
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.loop import Loop
 from tandemrt.runtime.request import Request
@@ -39,10 +37,7 @@ class Worker:
             self._thread.join()
 
     def _run(self) -> None:
-        device = self._loop.tandem.device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        with torch.inference_mode():
+        with self._loop.clock.active():
             while not self._closed.is_set():
                 self._loop.scheduler.wait_for_work(self._closed)
                 try:
@@ -50,5 +45,5 @@ class Worker:
                 except Exception as error:
                     log.exception("a round failed; its requests end with an error")
                     self._loop.fail(error)
-        self._loop.scheduler.cancel_all()
-        self._loop.step()
+            self._loop.scheduler.cancel_all()
+            self._loop.step()

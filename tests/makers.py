@@ -67,11 +67,17 @@ def write_recipe(
     draft: Path | None = None,
     dtype: str = "float32",
     backend: str = 'name = "onnxruntime-cpu"',
+    drafting: str = 'kind = "none"',
+    window: int = 4,
     **limits: int,
 ) -> Path:
-    """Write a recipe file for ``target``, drafted by ``draft`` or by nothing. ``limits`` override batch, length, …"""
+    """Write a recipe file for ``target``, drafted by ``draft``, else as ``drafting`` says.
+
+    ``limits`` override batch, length and prefill_chunk.
+    """
     sizes = {"batch": 4, "length": 96, "prefill_chunk": 16, **limits}
-    drafting = f'kind = "model"\ncheckpoint = "{draft}"\nwindow = 4' if draft else 'kind = "none"'
+    if draft:
+        drafting = f'kind = "model"\ncheckpoint = "{draft}"\nwindow = {window}'
     path.write_text(
         f"""
 name = "{path.stem}"

@@ -1,0 +1,37 @@
+"""Bundles that many tests share, built once per test process."""
+
+from pathlib import Path
+
+import pytest
+
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tests.makers import tiny_checkpoint, write_recipe
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random models of two layers and one, 4 slots, length 96, window 8. Its text is noise, its mechanics are real."""
+    folder = tmp_path_factory.mktemp("tiny")
+    target = tiny_checkpoint(folder / "target", seed=1)
+    draft = tiny_checkpoint(folder / "draft", layers=1, seed=1)
+    recipe = write_recipe(folder / "tiny.toml", target=target, draft=draft, window=8)
+    return build(Recipe.load(recipe), folder / "bundle").folder
+
+
+@pytest.fixture(scope="session")
+def ngram_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target of ``tiny_bundle``, drafted by lookup."""
+    folder = tmp_path_factory.mktemp("ngram")
+    target = tiny_checkpoint(folder / "target", seed=1)
+    recipe = write_recipe(folder / "ngram.toml", target=target, drafting='kind = "ngram"\nwindow = 8\nngram_min = 1')
+    return build(Recipe.load(recipe), folder / "bundle").folder
+
+
+@pytest.fixture(scope="session")
+def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo: trained models, reasoning and JSON."""
+    recipe = Recipe.load(ROOT / "engines" / "recipes" / "demo.toml")
+    return build(recipe, tmp_path_factory.mktemp("demo") / "bundle").folder

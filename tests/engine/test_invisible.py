@@ -1,0 +1,122 @@
+"""Speculation is invisible: the same seed gives the same text, whatever is drafted (S11, S6, G22, S10).
+
+The model is random and its text is noise, so that a wrong token anywhere shows at once: no two continuations agree.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "yy", "zzz"]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+# (prompt, parameters): every rule of a constraint and every filter, greedy and sampled, in one batch of few slots.
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("hello the world", {"temperature": 0.0, "max_tokens": 30}),
+    ("hello the world", {"temperature": 0.7, "seed": 5, "max_tokens": 30}),
+    ("and the", {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": -3, "max_tokens": 25}),
+    ("x", {"temperature": 1.0, "seed": 2**64 - 1, "max_tokens": 1}),
+    ("why <think>", {"temperature": 0.9, "seed": 8, "thinking_token_budget": 7, "max_tokens": 40}),
+    ("why <think>", {"temperature": 0.0, "thinking_token_budget": 0, "max_tokens": 20}),
+    (
+        "json <think>",
+        {"temperature": 1.0, "seed": 11, "thinking_token_budget": 9, "structured_outputs": {"json": SCHEMA}},
+    ),
+    ("json", {"temperature": 0.0, "structured_outputs": {"json": SCHEMA}}),
+    ("one of", {"temperature": 2.0, "seed": 4, "structured_outputs": {"choice": ["left", "right", "let it be"]}}),
+    ("digits", {"temperature": 1.0, "seed": 1, "structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}),
+    ("a long prompt " * 5, {"temperature": 0.8, "seed": 6, "max_tokens": 12, "stop": ["a", "ne"]}),
+    ("no end", {"temperature": 1.0, "seed": 7, "min_tokens": 20, "max_tokens": 24, "banned_token_ids": [3, 4, 5]}),
+]
+
+
+def outputs(
+    bundle: Path, *, requests: list[tuple[str, dict[str, Any]]] = REQUESTS, **options: Any
+) -> list[RequestOutput]:
+    with LLM(bundle, threads=1, **options) as llm:
+        return llm.generate([prompt for prompt, _ in requests], [SamplingParams(**params) for _, params in requests])
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_bundle: Path) -> list[tuple[list[int], str, str, str]]:
+    return [told(output) for output in outputs(tiny_bundle, window=0)]
+
+
+def told(output: RequestOutput) -> tuple[list[int], str, str, str]:
+    return output.token_ids, output.reasoning, output.text, output.finish_reason
+
+
+def test_the_requests_end_in_many_ways(plain: list[tuple[list[int], str, str, str]]) -> None:
+    assert {finish for *_, finish in plain} == {"stop", "length"}
+    assert sum(bool(reasoning) for _, reasoning, _, _ in plain) >= 2
+
+
+@pytest.mark.parametrize("window", range(1, 9))
+def test_any_window_gives_the_text_of_plain_decoding(tiny_bundle: Path, plain: list[Any], window: int) -> None:
+    speculated = outputs(tiny_bundle, window=window)
+    assert [told(output) for output in speculated] == plain
+    assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 0
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_overlap_changes_no_token(tiny_bundle: Path, plain: list[Any], window: int) -> None:
+    assert [told(o) for o in outputs(tiny_bundle, window=window, overlap=True)] == plain
+    assert [told(o) for o in outputs(tiny_bundle, window=window, overlap=False)] == plain
+
+
+def test_drafts_by_lookup_change_no_token(ngram_bundle: Path, plain: list[Any]) -> None:
+    looked_up = outputs(ngram_bundle)
+    assert [told(output) for output in looked_up] == plain
+    assert sum(output.speculation.num_draft_tokens for output in looked_up) > 0
+
+
+def test_batch_mates_and_slots_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
+    backwards = outputs(tiny_bundle, requests=REQUESTS[::-1], window=3)
+    assert [told(output) for output in backwards[::-1]] == plain
+    with LLM(tiny_bundle, threads=1) as llm:
+        alone = [llm.generate(prompt, SamplingParams(**params)) for prompt, params in REQUESTS]
+    assert [told(output) for output in alone] == plain
+
+
+def test_windows_of_single_requests_differ_within_one_batch(tiny_bundle: Path, plain: list[Any]) -> None:
+    mixed = [(prompt, params | {"window": i % 9}) for i, (prompt, params) in enumerate(REQUESTS)]
+    assert [told(output) for output in outputs(tiny_bundle, requests=mixed)] == plain
+
+
+def test_a_request_without_a_seed_reports_the_one_that_repeats_it(tiny_bundle: Path) -> None:
+    with LLM(tiny_bundle, threads=1) as llm:
+        first = llm.generate("hello", SamplingParams(max_tokens=12))
+        again = llm.generate("hello", SamplingParams(max_tokens=12, seed=first.seed, window=0))
+        other = llm.generate("hello", SamplingParams(max_tokens=12))
+    assert again.token_ids == first.token_ids
+    assert other.token_ids != first.token_ids
+
+
+def test_greedy_requests_under_the_rejection_rule_are_those_of_plain_decoding(
+    tiny_bundle: Path, plain: list[Any]
+) -> None:
+    greedy = [(i, r) for i, r in enumerate(REQUESTS) if r[1].get("temperature") == 0.0]
+    mixed = [(prompt, params | {"rule": "rejection"}) for _, (prompt, params) in greedy]
+    sampled = [("noise", {"rule": "rejection", "seed": 3, "max_tokens": 30})]
+    both = outputs(tiny_bundle, requests=mixed + sampled)
+    assert [told(output) for output in both[:-1]] == [plain[i] for i, _ in greedy]
+    assert both[-1].speculation.num_accepted_draft_tokens > 0
+
+
+def test_the_rejection_rule_repeats_itself_and_harms_no_coupled_neighbour(tiny_bundle: Path, plain: list[Any]) -> None:
+    mixed = [(p, params | ({"rule": "rejection"} if i % 2 else {})) for i, (p, params) in enumerate(REQUESTS)]
+    first, second = (outputs(tiny_bundle, requests=mixed) for _ in range(2))
+    assert [told(output) for output in first] == [told(output) for output in second]
+    assert [told(output) for output in first[::2]] == plain[::2]
+
+
+def test_structured_outputs_may_be_given_as_an_object_or_as_a_mapping() -> None:
+    given = SamplingParams(structured_outputs={"json": SCHEMA}).structured_outputs  # type: ignore[arg-type]
+    assert given == StructuredOutputs(json=SCHEMA)

@@ -1,0 +1,304 @@
+"""Rounds: one wait each, nothing allocated, requests that come, go, are cancelled, time out and fail alone."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
+from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
+
+
+@pytest.fixture
+def llm(tiny_bundle: Path) -> Iterator[LLM]:
+    with LLM(tiny_bundle, threads=1) as opened:
+        yield opened
+
+
+def endless(**params: Any) -> SamplingParams:
+    """A request that runs to the engine's length."""
+    return SamplingParams(**({"temperature": 1.0, "seed": 1, "ignore_eos": True} | params))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("window", [0, 5])
+def test_the_host_waits_for_the_device_once_per_round(tiny_bundle: Path, window: int, overlap: bool) -> None:
+    with LLM(tiny_bundle, threads=1, window=window, overlap=overlap) as llm:
+        llm.generate(["one", "two words", "three words here"], endless(max_tokens=40))
+        # The last round's tokens need one more wait, behind which no round follows.
+        assert 0 < llm.metrics.rounds <= llm.metrics.waits <= llm.metrics.rounds + 1
+
+
+def test_rounds_allocate_no_buffers(llm: LLM) -> None:
+    tandem, drafter = llm._loop.tandem, llm._loop.drafter
+
+    def addresses() -> dict[str, int]:
+        owners = [tandem.buffers, tandem.cache, tandem.state, drafter, drafter.cache]  # type: ignore[attr-defined]
+        buffers = {f"{type(o).__name__}.{name}": value for o in owners for name, value in vars(o).items()}
+        found = {name: getattr(value, "device", value) for name, value in buffers.items()}
+        return {name: tensor.data_ptr() for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+
+    llm.generate(["warm", "up"], endless(max_tokens=20))
+    before, calls = addresses(), (tandem._score_call.cache_info().currsize, tandem._verify_call.cache_info().currsize)
+    llm.generate(["measure", "this"], endless(max_tokens=20))
+    assert len(before) > 10
+    assert addresses() == before
+    assert (tandem._score_call.cache_info().currsize, tandem._verify_call.cache_info().currsize) == calls
+
+
+def test_more_requests_than_slots_are_all_served_and_counted(llm: LLM) -> None:
+    outputs = llm.generate([f"request {i}" for i in range(11)], endless(max_tokens=9))
+    assert [len(output.token_ids) for output in outputs] == [9] * 11
+    assert llm.metrics.finished == {"length": 11}
+    assert llm.metrics.kept == 99
+    assert llm.metrics.evaluated <= llm.metrics.drafted
+    assert llm.metrics.prefilled == sum(len(output.prompt_token_ids) - 1 for output in outputs)
+
+
+def test_the_speculation_record_adds_up(llm: LLM) -> None:
+    record = llm.generate("add up", endless(max_tokens=50)).speculation
+    assert sum(record.acceptance_histogram) == record.num_spec_steps
+    assert sum(n * steps for n, steps in enumerate(record.acceptance_histogram)) == record.num_accepted_draft_tokens
+    assert record.num_accepted_draft_tokens <= record.num_draft_tokens
+    assert record.to_json()["mean_acceptance_length"] == record.mean_acceptance_length
+
+
+def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_text(tiny_bundle: Path) -> None:
+    prompt = "the quick brown fox jumps over the lazy dog and then some more"
+    with LLM(tiny_bundle, threads=1) as llm:
+        chunked = llm.generate(prompt, endless(max_tokens=15))
+        assert len(chunked.prompt_token_ids) > 2 * llm.bundle.limits.prefill_chunk
+        llm._loop._chunk = 1000
+        assert llm.generate(prompt, endless(max_tokens=15)).token_ids == chunked.token_ids
+
+
+def test_a_prompt_of_one_token_is_served(llm: LLM) -> None:
+    assert len(llm.generate([65], endless(max_tokens=5)).token_ids) == 5
+
+
+def test_a_text_may_fill_the_engines_length_exactly(llm: LLM) -> None:
+    output = llm.generate("fill it", endless())
+    assert len(output.prompt_token_ids) + len(output.token_ids) == llm.bundle.limits.length
+    assert output.finish_reason == "length"
+
+
+def test_a_request_cancelled_in_prefill_ends_and_its_slot_is_used_again(tiny_bundle: Path) -> None:
+    with LLM(tiny_bundle, threads=1) as llm:
+        seen: list[StreamOutput] = []
+        ended = threading.Event()
+        prompt = list(range(90))  # six chunks
+
+        def listen(item: StreamOutput) -> None:
+            seen.append(item)
+            ended.set()
+
+        request = llm.submit(prompt, endless(), listen)
+        llm.cancel(request)
+        assert ended.wait(10)
+        assert seen[-1].finish_reason == "cancelled"
+        assert request.prefilled < len(prompt)
+        assert len(llm.generate(["a", "b", "c", "d"], endless(max_tokens=3))) == 4
+
+
+def test_a_request_cancelled_between_rounds_keeps_its_text_and_leaves_the_others_alone(tiny_bundle: Path) -> None:
+    with LLM(tiny_bundle, threads=1) as llm:
+        expected = llm.generate("neighbour", endless(max_tokens=60)).token_ids
+        done: dict[str, RequestOutput] = {}
+        both = threading.Barrier(2)
+
+        def listen(name: str, item: StreamOutput) -> None:
+            if name == "victim" and item.output is None and len(victim_tokens) < 10:
+                victim_tokens.extend(item.token_ids)
+                if len(victim_tokens) >= 10:
+                    llm.cancel(requests["victim"])
+            if item.output is not None:
+                done[name] = item.output
+                if len(done) == 2:
+                    both.wait()
+
+        victim_tokens: list[int] = []
+        requests = {}
+        requests["victim"] = llm.submit("victim", endless(), lambda item: listen("victim", item))
+        requests["other"] = llm.submit("neighbour", endless(max_tokens=60), lambda item: listen("other", item))
+        both.wait(20)
+        assert done["victim"].finish_reason == "cancelled"
+        assert 10 <= len(done["victim"].token_ids) < 80
+        assert done["other"].token_ids == expected
+
+
+def test_a_deadline_ends_a_request_with_the_text_so_far(llm: LLM) -> None:
+    output = llm.generate("too slow", endless(timeout_s=1e-6))
+    assert output.finish_reason == "timeout"
+    assert len(output.token_ids) < 80
+
+
+def test_a_full_queue_refuses_a_stream_and_makes_a_list_wait(tiny_bundle: Path) -> None:
+    with LLM(tiny_bundle, threads=1, queue_limit=1) as llm:
+        gate, listeners = threading.Event(), []
+
+        def block(item: StreamOutput) -> None:
+            gate.wait(20)
+            listeners.append(item)
+
+        llm.submit("holds the loop", endless(max_tokens=4), block)
+        deadline = time.monotonic() + 20
+        while llm._loop.scheduler.waiting and time.monotonic() < deadline:
+            time.sleep(0.01)
+        llm.submit("waits", endless(max_tokens=4), listeners.append)
+        with pytest.raises(QueueFull, match="queue_limit: at most 1 requests may wait"):
+            llm.submit("too many", endless(max_tokens=4), listeners.append)
+        gate.set()
+        assert len(llm.generate(["a", "b", "c", "d", "e", "f"], endless(max_tokens=4))) == 6
+
+
+def test_a_request_whose_constraint_breaks_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tandemrt.runtime.constraint import Constraint
+
+    commit = Constraint.commit
+
+    def break_one(self: Constraint, tokens: list[int]) -> Any:
+        if self._phases._max_tokens == 13:
+            raise InternalError("this one is broken")
+        return commit(self, tokens)
+
+    monkeypatch.setattr(Constraint, "commit", break_one)
+    outputs = llm.generate(["a", "b", "c"], [endless(max_tokens=n) for n in (12, 13, 14)])
+    assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
+    assert outputs[1].error == "this one is broken"
+    with pytest.raises(InternalError, match="this one is broken"):
+        llm.generate("b", endless(max_tokens=13))
+
+
+def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tandem = llm._loop.tandem
+    score, calls = tandem.score, []
+
+    def fail_once(batch: int, window: int) -> None:
+        calls.append(batch)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        score(batch, window)
+
+    monkeypatch.setattr(tandem, "score", fail_once)
+    outputs = llm.generate(["a", "b"], endless(max_tokens=20))
+    assert {output.finish_reason for output in outputs} == {"error"}
+    assert "out of memory" in str(outputs[0].error)
+    assert "a round failed" in caplog.text
+    assert llm.generate("c", endless(max_tokens=20)).finish_reason == "length"
+
+
+def test_logits_that_are_not_numbers_end_the_request_with_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tandem = llm._loop.tandem
+    score = tandem.score
+
+    def poisoned(batch: int, window: int) -> None:
+        score(batch, window)
+        tandem.buffers.logits.device.fill_(float("nan"))
+
+    monkeypatch.setattr(tandem, "score", poisoned)
+    with pytest.raises(InternalError, match="not finite"):
+        llm.generate("nan", endless(max_tokens=5))
+
+
+def test_a_stream_adds_up_to_the_output_and_shows_each_token_once(llm: LLM) -> None:
+    async def collect() -> list[StreamOutput]:
+        return [item async for item in llm.stream("stream <think>", endless(max_tokens=40, thinking_token_budget=10))]
+
+    items = asyncio.run(collect())
+    output = items[-1].output
+    assert output is not None
+    assert len(items) > 3
+    assert all(item.output is None for item in items[:-1])
+    assert "".join(item.text for item in items) == output.text
+    assert "".join(item.reasoning for item in items) == output.reasoning
+    assert [token for item in items for token in item.token_ids] == output.token_ids
+
+
+def test_leaving_a_stream_cancels_its_request(llm: LLM) -> None:
+    async def leave() -> None:
+        stream = llm.stream("leave", endless())
+        async for _ in stream:
+            break
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(leave())
+    deadline = time.monotonic() + 10
+    while "cancelled" not in llm.metrics.finished and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert llm.metrics.finished == {"cancelled": 1}
+
+
+def test_requests_come_from_many_threads_at_once(llm: LLM) -> None:
+    expected = [llm.generate(f"thread {i}", endless(seed=i, max_tokens=20)).token_ids for i in range(8)]
+    found: dict[int, list[int]] = {}
+
+    def work(i: int) -> None:
+        found[i] = llm.generate(f"thread {i}", endless(seed=i, max_tokens=20)).token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(8)] == expected
+
+
+def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> None:
+    llm = LLM(tiny_bundle, threads=1)
+    items: list[StreamOutput] = []
+    llm.submit("going on", endless(), items.append)
+    llm.close()
+    llm.close()
+    assert items[-1].finish_reason in ("cancelled", "length")
+    with pytest.raises(InternalError, match="closed"):
+        llm.generate("too late", endless())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ("", {}, "prompt: must hold at least one token"),
+        ([], {}, "prompt: must hold at least one token"),
+        (list(range(96)), {}, "prompt: at most 95 tokens leave room for an output, received 96"),
+        ([1, 264], {}, r"prompt: token ids must be in 0..\d+, received 264"),
+        ([1, -1], {}, r"prompt: token ids must be in 0..\d+, received -1"),
+        ([1, "a"], {}, "prompt: must be a text, a list of token ids or a list of chat messages"),
+        ([1, True], {}, "prompt: must be a text, a list of token ids or a list of chat messages"),
+        ("long", {"max_tokens": 93}, "max_tokens: prompt .4. and output must fit the engine's length 96"),
+        ("wide", {"window": 9}, "window: this runtime drafts at most 8 tokens per round, received 9"),
+        ("ban", {"banned_token_ids": [4000]}, "banned: token ids must be in"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_before_anything_runs(
+    llm: LLM, prompt: Any, params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadRequest, match=message):
+        llm.generate(prompt, SamplingParams(**params))
+    assert llm.metrics.rounds == 0
+    assert llm.generate("still alive", endless(max_tokens=2)).finish_reason == "length"
+
+
+def test_one_bad_prompt_in_a_list_is_refused_before_the_others_run(llm: LLM) -> None:
+    with pytest.raises(BadRequest, match="prompt: must hold at least one token"):
+        llm.generate(["good", "", "good"], endless(max_tokens=2))
+    assert llm.metrics.rounds == 0
+
+
+def test_a_budget_needs_a_bundle_that_names_its_markers(tmp_path: Path) -> None:
+    from tandemrt.engines.recipe import Recipe
+    from tandemrt.export.build import build
+    from tests.makers import tiny_checkpoint, write_recipe
+
+    recipe = write_recipe(tmp_path / "plain.toml", target=tiny_checkpoint(tmp_path / "target"))
+    text = recipe.read_text()
+    recipe.write_text(text[: text.index("[reasoning]")] + text[text.index("[limits]") :])
+    bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
+    with LLM(bundle, threads=1) as llm, pytest.raises(BadRequest, match="names no reasoning markers"):
+        llm.generate("think", SamplingParams(thinking_token_budget=3))

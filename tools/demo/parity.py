@@ -1,0 +1,85 @@
+"""Greedy tokens of the demo on another device against the CPU's, with and without speculation.
+
+    python -m tools.demo.parity engines/built/demo --device cuda
+
+Devices round differently, so a difference is possible where two logits nearly tie; the first one is printed. Torch is
+told to raise on any wait for the device that the runtime does not count itself.
+"""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
+from tools.demo.corpus import held_out
+
+console = Console()
+
+
+def main(
+    bundle: Annotated[Path, typer.Argument(help="The demo's bundle.")],
+    device: Annotated[str, typer.Option(help="The device to compare with the CPU.")] = "cuda",
+    count: Annotated[int, typer.Option(help="How many held-out sentences.")] = 20,
+) -> None:
+    """Compare the tokens of ``count`` sentences; exit code 1 if any differ."""
+    expected = _generate(bundle, "cpu", None, count)[0]
+    table = Table("device", "speculation", "overlap", "equal to the CPU", "acceptance length", "rounds", "waits", "s")
+    different = 0
+    for window in (None, 0):
+        for overlap in (True, False):
+            outputs, llm, seconds = _generate(bundle, device, window, count, overlap=overlap)
+            pairs = list(zip(expected, outputs, strict=True))
+            equal = sum(a.token_ids == b.token_ids for a, b in pairs)
+            different += count - equal
+            steps = sum(o.speculation.num_spec_steps for o in outputs)
+            accepted = sum(o.speculation.num_accepted_draft_tokens for o in outputs)
+            table.add_row(
+                device,
+                "on" if window is None else "off",
+                "on" if overlap else "off",
+                f"{equal} of {count}",
+                f"{1 + accepted / steps:.2f}" if steps else "",
+                str(llm.metrics.rounds),
+                str(llm.metrics.waits),
+                f"{seconds:.2f}",
+            )
+            for i, (a, b) in enumerate(pairs):
+                if a.token_ids != b.token_ids:
+                    console.print(f"sentence {i}: first difference at token {_first_difference(a, b)}")
+    console.print(table)
+    raise typer.Exit(1 if different else 0)
+
+
+def _generate(
+    bundle: Path, device: str, window: int | None, count: int, *, overlap: bool | None = None
+) -> tuple[list[RequestOutput], LLM, float]:
+    examples = held_out(count)
+    params = [
+        SamplingParams(temperature=0.0, seed=0, structured_outputs=StructuredOutputs(json=e.schema)) for e in examples
+    ]
+    with LLM(bundle, device=device, window=window, overlap=overlap) as llm:
+        prompts = [e.prompt_messages() for e in examples]
+        if device != "cpu":
+            llm.generate(prompts, params)  # the first calls compile and allocate
+            torch.cuda.set_sync_debug_mode("error")
+        start = time.perf_counter()
+        try:
+            outputs = llm.generate(prompts, params)
+        finally:
+            if device != "cpu":
+                torch.cuda.set_sync_debug_mode("default")
+        return outputs, llm, time.perf_counter() - start
+
+
+def _first_difference(a: RequestOutput, b: RequestOutput) -> int:
+    pairs = zip(a.token_ids, b.token_ids, strict=False)
+    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a.token_ids), len(b.token_ids)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
