@@ -1,0 +1,48 @@
+"""Batches that mix everything the operators know, for comparing their faces."""
+
+import numpy as np
+
+from tandemrt.engines.contract import mask_words
+from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
+
+BATCH = 24
+
+
+def case(vocab, window, batch=BATCH, seed=0):
+    """A batch that mixes rules, temperatures, filters, seeds, ragged drafts, dead rows and odd values."""
+    rng = np.random.default_rng([seed, vocab, window])
+    logits = 3 * rng.normal(size=(batch, window + 1, vocab)).astype(np.float32)
+    logits[rng.random(logits.shape) < 0.02] = np.nan
+    logits[rng.random(logits.shape) < 0.02] = np.inf
+    logits[rng.random(logits.shape[:2]) < 0.03] = np.nan
+    words = mask_words(vocab)
+    bitmask = rng.integers(-(2**31), 2**31, (batch, window + 1, words)).astype(np.int32)
+    bitmask[rng.random(batch) < 0.4] = -1
+    bitmask[rng.random((batch, window + 1)) < 0.03] = 0
+    request = {
+        "temperature": rng.choice([0, 0.6, 1.4], batch).astype(np.float32),
+        "top_k": rng.choice([0, 1, 7, vocab, 10**6], batch),
+        "top_p": rng.choice([0, 0.4, 0.95, 1], batch).astype(np.float32),
+        "min_p": rng.choice([0, 0.02, 0.5], batch).astype(np.float32),
+        "seed": rng.integers(-(2**63), 2**63, batch),
+        "position": rng.integers(0, 2**40, batch),
+        "rule": rng.integers(0, 2, batch),
+    }
+    probs = rng.dirichlet(np.full(vocab, 0.1), (batch, window)).astype(np.float32).reshape(batch, window, vocab)
+    probs[rng.random((batch, window)) < 0.3] = 0
+    masked = token_bitmask(logits, bitmask)
+    draft = rng.integers(0, vocab, (batch, window))
+    for i in range(window):  # mostly what coupling would draft, so that runs of every length occur
+        drawn, law = sample_draft(masked[:, i], **(request | {"position": request["position"] + i}))
+        keep = rng.random(batch) < 0.8
+        draft[keep, i], probs[keep, i] = drawn[keep], law[keep]
+    odd = rng.random(draft.shape) < 0.05
+    draft[odd] = rng.choice([-1, vocab, 2**40], odd.sum())
+    length = rng.integers(0, window + 1, batch)
+    window_of_drafts = {"draft_tokens": draft, "draft_len": length, "draft_probs": probs}
+    return {"logits": logits, "bitmask": bitmask, **window_of_drafts, **request}
+
+
+def reference_verify(tensors):
+    arguments = {name: values for name, values in tensors.items() if name != "bitmask"}
+    return verify_draft(**(arguments | {"logits": token_bitmask(tensors["logits"], tensors["bitmask"])}))
