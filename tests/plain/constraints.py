@@ -1,0 +1,78 @@
+"""What the constraint tests share: a small byte-level vocabulary with control tokens, rows as sets, fresh replays."""
+
+import json
+from functools import cache
+
+import numpy as np
+
+from tandemrt.engines.contract import mask_words
+from tandemrt.runtime.constraint import Constraint
+from tandemrt.runtime.grammar import CompiledGrammar, GrammarCompiler
+from tandemrt.runtime.vocabulary import Vocabulary
+
+MERGES = (b'{"', b'":', b'",', b"true", b"<|", b"think", b"/think", b"  ", b'"}', b"\n\n", b"12")
+MERGED = {text: 256 + index for index, text in enumerate(MERGES)}
+SPECIAL = range(256 + len(MERGES), 256 + len(MERGES) + 6)
+STOP, THINK, END, CALL, OTHER_STOP, OTHER = SPECIAL
+VALID = SPECIAL.stop
+WIDTH = VALID + 7  # the logits are wider than the vocabulary
+WORDS = mask_words(WIDTH)
+EVERYTHING = frozenset(range(VALID))
+
+VOCABULARY = Vocabulary(
+    tokens=tuple(bytes([byte]) for byte in range(256)) + MERGES + (b"",) * (WIDTH - 256 - len(MERGES)),
+    special=frozenset(SPECIAL),
+    valid_tokens=VALID,
+)
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(VOCABULARY, [STOP])
+
+
+@cache
+def compiled(kind: str, source: str, any_whitespace: bool = False) -> CompiledGrammar:
+    return compiler().compile(kind, source, any_whitespace=any_whitespace)
+
+
+def json_grammar(schema):
+    return compiled("json", json.dumps(schema)).matcher()
+
+
+def regex_grammar(pattern):
+    return compiled("regex", pattern).matcher()
+
+
+def constraint(stop_ids=(STOP,), **options) -> Constraint:
+    return Constraint(WIDTH, stop_ids, valid_tokens=VALID, **options)
+
+
+def rows_for(draft) -> np.ndarray:
+    return np.full((len(draft) + 1, WORDS), 0x55555555, np.int32)
+
+
+def tokens_in(row) -> frozenset[int]:
+    bits = np.unpackbits(np.ascontiguousarray(row).view(np.uint8), bitorder="little")
+    return frozenset(np.flatnonzero(bits).tolist())
+
+
+def allowed(state: Constraint) -> frozenset[int]:
+    """The tokens that may follow, padding left out of the all-ones row of a finished request."""
+    rows = rows_for([])
+    assert state.fill([], rows) == 0
+    return tokens_in(rows[0])
+
+
+def spell(text: str | bytes) -> list[int]:
+    return list(text.encode() if isinstance(text, str) else text)
+
+
+def pieces(commits) -> list[tuple[str, tuple[int, ...]]]:
+    """The pieces of several commits, neighbours of one kind joined."""
+    joined: list[tuple[str, tuple[int, ...]]] = []
+    for commit in commits:
+        for piece in commit.pieces:
+            before = joined.pop()[1] if joined and joined[-1][0] == piece.kind else ()
+            joined.append((piece.kind, before + piece.tokens))
+    return joined

@@ -1,0 +1,483 @@
+"""Rules of a constraint, one by one: what each phase allows, how blocks end, how requests end."""
+
+import numpy as np
+import pytest
+
+from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.runtime.constraint import Constraint
+from tandemrt.runtime.phases import Phase
+from tandemrt.runtime.thinking import ThinkingRule
+from tests.plain.constraints import (
+    CALL,
+    END,
+    EVERYTHING,
+    MERGED,
+    OTHER,
+    OTHER_STOP,
+    STOP,
+    THINK,
+    VALID,
+    WIDTH,
+    WORDS,
+    allowed,
+    constraint,
+    json_grammar,
+    pieces,
+    regex_grammar,
+    rows_for,
+    spell,
+    tokens_in,
+)
+
+A, B, C, PHRASE, TAIL = 97, 98, 99, 33, 58
+REST = 32 * WORDS - 1
+FLAG = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+FLAG_TEXT = spell('{"ok": true}')
+
+
+def rule(**change):
+    return ThinkingRule(**({"start": (THINK,), "ends": [(END,)], "forced_end": (END,)} | change))
+
+
+# Where a request begins.
+
+
+@pytest.mark.parametrize(
+    ("prompt", "phase"),
+    [
+        ([], Phase.OPEN),
+        ([A, B], Phase.OPEN),
+        ([A, THINK], Phase.THINKING),
+        ([A, THINK, B, END], Phase.ANSWER),
+        ([A, THINK, B, END, C, THINK], Phase.THINKING),
+        ([A, THINK, B, CALL], Phase.ANSWER),
+    ],
+)
+def test_the_last_marker_of_the_prompt_decides_the_phase(prompt, phase):
+    assert constraint(prompt=prompt, thinking=rule(implicit_ends=[(CALL,)])).phase is phase
+
+
+def test_without_a_thinking_rule_a_request_begins_with_its_answer():
+    state = constraint(prompt=[THINK])
+    assert state.phase is Phase.ANSWER
+    assert allowed(state) == EVERYTHING
+
+
+# What each phase allows.
+
+
+def test_padding_of_the_logits_is_always_masked():
+    """G16."""
+    for options in ({}, {"thinking": rule(), "prompt": [THINK]}, {"grammar": json_grammar({"type": "string"})}):
+        state = constraint(**options)
+        for _ in range(2):
+            assert allowed(state) <= EVERYTHING
+            state.commit([34])
+
+
+def test_thinking_is_free_but_cannot_stop():
+    state = constraint(stop_ids=(STOP, OTHER_STOP), thinking=rule(), prompt=[THINK])
+    assert allowed(state) == EVERYTHING - {STOP, OTHER_STOP}
+
+
+def test_banned_and_allowed_tokens_hold_in_every_phase_but_a_forced_end():
+    state = constraint(thinking=rule(budget=1), prompt=[THINK], banned=[B, END], allowed=[A, B, STOP, END])
+    assert allowed(state) == {A}
+    state.commit([A])
+    assert allowed(state) == {END}
+    state.commit([END])
+    assert allowed(state) == {A, STOP}
+
+
+def test_stop_tokens_wait_for_min_tokens():
+    state = constraint(min_tokens=2)
+    for _ in range(2):
+        assert allowed(state) == EVERYTHING - {STOP}
+        state.commit([A])
+    assert allowed(state) == EVERYTHING
+
+
+def test_control_tokens_cannot_appear_inside_a_json_string():
+    """G14."""
+    state = constraint(grammar=json_grammar({"type": "string"}))
+    state.commit([34])
+    inside = allowed(state)
+    assert inside.isdisjoint({THINK, END, CALL, OTHER, OTHER_STOP, STOP})
+    assert MERGED[b"<|"] in inside, "the text of a marker, spelled out, is ordinary text"
+
+
+# Windows.
+
+
+def test_a_marker_inside_the_window_switches_the_rows_after_it():
+    """G8: rows up to the one that emits the end marker are free, later ones are the grammar's."""
+    state = constraint(thinking=rule(), prompt=[THINK], grammar=json_grammar(FLAG))
+    draft = [A, END, *FLAG_TEXT[:3], A]
+    rows = rows_for(draft)
+    assert state.fill(draft, rows) == 5
+    assert [tokens_in(row) for row in rows[:3]] == [EVERYTHING - {STOP}] * 2 + [{123, MERGED[b'{"']}]
+    assert tokens_in(rows[5]) == {ord("k")}
+    assert tokens_in(rows[6]) == set(range(REST + 1))
+
+
+def test_an_end_marker_that_was_drafted_and_refused_leaves_the_block_open():
+    """G9."""
+    state = constraint(thinking=rule(), prompt=[THINK], grammar=json_grammar(FLAG))
+    state.fill([END, *FLAG_TEXT], rows_for([END, *FLAG_TEXT]))
+    assert state.commit([A]).kept == [A]
+    assert state.phase is Phase.THINKING
+    state.commit([END])
+    assert allowed(state) == {123, MERGED[b'{"']}, "the grammar has seen nothing yet"
+
+
+def test_the_usable_draft_ends_before_the_first_token_its_own_row_refuses():
+    """G2."""
+    state = constraint(grammar=json_grammar(FLAG))
+    draft = [*FLAG_TEXT[:2], A, *FLAG_TEXT[3:6]]
+    rows = rows_for(draft)
+    assert state.fill(draft, rows) == 2
+    assert (rows[3:] == -1).all()
+
+
+@pytest.mark.parametrize("stray", [-1, VALID, WIDTH, 10**9])
+def test_a_drafted_id_that_does_not_exist_is_refused_like_any_other(stray):
+    rows = rows_for([A, stray])
+    assert constraint().fill([A, stray], rows) == 1
+
+
+def test_what_is_drafted_behind_the_end_is_discarded_in_silence():
+    """G3, G21: a stop token in the middle of a window."""
+    state = constraint(grammar=json_grammar(FLAG))
+    draft = [*FLAG_TEXT, STOP, A, STOP, 123]
+    rows = rows_for(draft)
+    assert state.fill(draft, rows) == len(FLAG_TEXT) + 1
+    commit = state.commit(draft)
+    assert (commit.kept, commit.finish, commit.stop_token) == ([*FLAG_TEXT, STOP], "stop", STOP)
+
+
+def test_a_stop_token_that_was_drafted_and_refused_leaves_the_request_running():
+    """G3."""
+    state = constraint(grammar=regex_grammar("a+"))
+    state.commit([A])
+    assert state.fill([STOP, A], rows_for([STOP, A])) == 1
+    assert state.commit([A]).finish is None
+    assert allowed(state) == {A, STOP}
+
+
+def test_a_finished_request_may_stay_in_the_batch():
+    """G4."""
+    state = constraint(grammar=json_grammar(FLAG))
+    state.commit([*FLAG_TEXT, STOP])
+    rows = rows_for([A, A])
+    assert state.fill([A, A], rows) == 0
+    assert (rows == -1).all()
+    assert state.commit([A]).kept == []
+    assert state.commit([]).finish == "stop"
+
+
+def test_no_accepted_draft_at_all_changes_nothing():
+    """G5."""
+    state = constraint(grammar=json_grammar(FLAG))
+    state.commit(FLAG_TEXT[:3])
+    before = allowed(state)
+    assert state.commit([]).finish is None
+    assert allowed(state) == before
+
+
+def test_the_first_token_of_an_answer_is_accepted_exactly_once():
+    """G6."""
+    state = constraint(grammar=regex_grammar("ab"), thinking=rule(), prompt=[THINK])
+    state.commit([END, A])
+    assert allowed(state) == {B}
+
+
+def test_rows_behind_the_window_are_all_ones():
+    rows = np.zeros((5, WORDS), np.int32)
+    assert constraint().fill([A], rows) == 1
+    assert (rows[2:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.zeros((2, WORDS), np.int64),
+        np.zeros((2, WORDS), np.float32),
+        np.zeros((2, WORDS + 1), np.int32),
+        np.zeros((2, WORDS - 1), np.int32),
+        np.zeros((1, WORDS), np.int32),
+        np.zeros(WORDS, np.int32),
+        np.zeros((2, 2 * WORDS), np.int32)[:, ::2],
+        np.zeros((WORDS, 2), np.int32).T,
+        [[0] * WORDS] * 2,
+    ],
+)
+def test_a_buffer_that_rows_cannot_be_written_to_safely_is_refused(rows):
+    """G15."""
+    with pytest.raises(InternalError, match="rows: must"):
+        constraint(grammar=json_grammar(FLAG)).fill([A], rows)
+
+
+def test_a_read_only_buffer_is_refused():
+    rows = rows_for([])
+    rows.flags.writeable = False
+    with pytest.raises(InternalError, match="writable"):
+        constraint().fill([], rows)
+
+
+# Ends.
+
+
+def test_the_request_ends_exactly_at_max_tokens():
+    state = constraint(max_tokens=3)
+    assert state.fill([A, A, A, A], rows_for([A] * 4)) == 3
+    commit = state.commit([A, A, A, A])
+    assert (commit.kept, commit.finish, commit.stop_token) == ([A, A, A], "length", None)
+
+
+def test_a_stop_token_at_max_tokens_is_a_stop():
+    assert constraint(max_tokens=2).commit([A, STOP]).finish == "stop"
+
+
+def test_an_empty_row_ends_the_request_and_keeps_the_text():
+    state = constraint(grammar=regex_grammar("ab"), banned=[B])
+    rows = rows_for([A, B])
+    assert state.fill([A, B], rows) == 1
+    assert not rows[1].any()
+    commit = state.commit([A])
+    assert (commit.kept, commit.finish) == ([A], "constraint")
+    assert pieces([commit]) == [("answer", (A,))]
+
+
+def test_an_empty_first_row_ends_the_request_with_an_empty_run():
+    state = constraint(grammar=regex_grammar("a"), min_tokens=5)
+    state.commit([A])
+    rows = rows_for([STOP])
+    assert state.fill([STOP], rows) == 0
+    assert state.stuck
+    assert state.commit([]).finish == "constraint"
+    assert state.finished
+
+
+def test_an_empty_row_is_found_without_a_fill_too():
+    state = constraint(grammar=regex_grammar("a"), banned=[A])
+    assert state.commit([]).finish == "constraint"
+
+
+def test_an_empty_row_behind_a_token_that_was_not_taken_ends_nothing():
+    state = constraint(grammar=regex_grammar("ab|cc"), banned=[B])
+    state.fill([A], rows_for([A]))
+    assert state.commit([C]).finish is None
+    assert allowed(state) == {C}
+
+
+@pytest.mark.parametrize("phase_tokens", [[], [END], [END, *FLAG_TEXT[:2]]])
+def test_a_token_its_own_row_forbids_is_a_bug_and_changes_nothing(phase_tokens):
+    state = constraint(thinking=rule(), prompt=[THINK], grammar=json_grammar(FLAG))
+    state.commit(phase_tokens)
+    before = allowed(state)
+    good = sorted(before - {END})[0]
+    with pytest.raises(InternalError, match=f"token {STOP} at index 1"):
+        state.commit([good, STOP])
+    assert allowed(state) == before
+
+
+# Budgets.
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 5])
+@pytest.mark.parametrize("forced_end", [(END,), (PHRASE, END), (END, TAIL), (PHRASE, END, TAIL)])
+@pytest.mark.parametrize("window", [1, 2, 8])
+def test_a_spent_budget_forces_the_whole_end_inside_any_window(budget, forced_end, window):
+    """G10, G11: exactly N reasoning tokens, then single bits; the grammar has no say."""
+    state = constraint(thinking=rule(budget=budget, forced_end=forced_end), prompt=[THINK], grammar=json_grammar(FLAG))
+    text = [*[A] * budget, *forced_end, *FLAG_TEXT, STOP]
+    commits = []
+    out = 0
+    while not state.finished:
+        draft = text[out : out + window]
+        rows = rows_for(draft)
+        assert state.fill(draft, rows) == len(draft)
+        for index, row in enumerate(rows[: len(text) - out]):
+            place = out + index - budget
+            if 0 <= place < len(forced_end):
+                assert tokens_in(row) == {forced_end[place]}
+            elif place < 0:
+                assert tokens_in(row) == EVERYTHING - {STOP}
+        commits.append(state.commit(draft))
+        out += len(commits[-1].kept)
+    assert out == len(text)
+    assert (state.forced_ends, state.reasoning_tokens) == (1, budget)
+    phrase = tuple([A] * budget) + forced_end[: forced_end.index(END)]
+    expected = [("reasoning", phrase), ("marker", forced_end[forced_end.index(END) :]), ("answer", tuple(FLAG_TEXT))]
+    assert pieces(commits) == [piece for piece in expected if piece[1]]
+
+
+def test_a_marker_the_model_writes_at_its_last_token_needs_no_forcing():
+    state = constraint(thinking=rule(budget=2), prompt=[THINK])
+    state.commit([A, END])
+    assert (state.phase, state.forced_ends, state.reasoning_tokens) == (Phase.ANSWER, 0, 1)
+
+
+def test_reasoning_in_the_prompt_counts():
+    state = constraint(thinking=rule(budget=3), prompt=[THINK, A, A])
+    state.commit([A])
+    assert allowed(state) == {END}
+    assert constraint(thinking=rule(budget=2), prompt=[THINK, A, A]).phase is Phase.FORCING
+
+
+def test_a_second_block_has_its_own_budget():
+    state = constraint(thinking=rule(budget=2), prompt=[THINK])
+    state.commit([A, A, END, B, THINK, A])
+    assert allowed(state) == EVERYTHING - {STOP}
+    state.commit([A])
+    assert allowed(state) == {END}
+    state.commit([END])
+    assert state.forced_ends == 2
+
+
+def test_without_a_block_nothing_is_forced():
+    state = constraint(thinking=rule(budget=0))
+    state.commit([A, B])
+    assert allowed(state) == EVERYTHING
+
+
+def test_a_forced_tail_is_answer_text_where_no_grammar_governs_the_answer():
+    state = constraint(thinking=rule(budget=0, forced_end=(PHRASE, END, TAIL)), prompt=[THINK])
+    commit = state.commit([PHRASE, END, TAIL, A, STOP])
+    assert pieces([commit]) == [("reasoning", (PHRASE,)), ("marker", (END,)), ("answer", (TAIL, A))]
+
+
+# Markers of several tokens.
+
+
+def test_a_marker_may_straddle_prompt_and_output():
+    state = constraint(thinking=rule(ends=[(B, C)], forced_end=(B, C)), prompt=[THINK, A, B])
+    commit = state.commit([C, A])
+    assert state.phase is Phase.ANSWER
+    assert pieces([commit]) == [("marker", (C,)), ("answer", (A,))]
+    assert state.reasoning_tokens == 1
+    opening = constraint(thinking=rule(start=(A, B)), prompt=[C, A])
+    opening.commit([B])
+    assert opening.phase is Phase.THINKING
+
+
+def test_tokens_that_may_be_part_of_a_marker_are_held_back_until_that_is_known():
+    state = constraint(thinking=rule(ends=[(B, B, C)], forced_end=(B, B, C)), prompt=[THINK])
+    assert [pieces([state.commit([token])]) for token in (A, B, B, B, C, A)] == [
+        [("reasoning", (A,))],
+        [],
+        [],
+        [("reasoning", (B,))],
+        [("marker", (B, B, C))],
+        [("answer", (A,))],
+    ]
+
+
+def test_tokens_held_back_come_out_when_the_request_ends():
+    state = constraint(thinking=rule(start=(A, B)), max_tokens=2)
+    assert pieces([state.commit([C, A])]) == [("answer", (C, A))]
+
+
+def test_the_stop_token_is_in_no_piece():
+    assert pieces([constraint().commit([A, STOP])]) == [("answer", (A,))]
+
+
+# Implicit ends.
+
+
+def test_an_implicit_end_is_content_and_is_fed_to_the_grammar():
+    state = constraint(
+        thinking=rule(implicit_ends=[(B,)]), prompt=[THINK], grammar=regex_grammar("bc"), stop_ids=[STOP]
+    )
+    commits = [state.commit([A]), state.commit([B])]
+    assert allowed(state) == {C}
+    commits.append(state.commit([C, STOP]))
+    assert pieces(commits) == [("reasoning", (A,)), ("answer", (B, C))]
+
+
+def test_an_implicit_end_that_the_grammar_cannot_begin_with_is_masked():
+    state = constraint(thinking=rule(implicit_ends=[(CALL,), (B, C)]), prompt=[THINK], grammar=json_grammar(FLAG))
+    assert allowed(state) == EVERYTHING - {STOP, CALL}
+    state.commit([B])
+    assert allowed(state) == EVERYTHING - {STOP, CALL, C}
+
+
+def test_without_a_grammar_every_implicit_end_is_free():
+    state = constraint(thinking=rule(implicit_ends=[(CALL,)], budget=1), prompt=[THINK])
+    state.commit([CALL])
+    assert state.phase is Phase.ANSWER
+
+
+# An open beginning with a grammar.
+
+
+def test_an_answer_may_begin_with_a_block_or_with_the_grammar():
+    state = constraint(thinking=rule(), grammar=json_grammar(FLAG))
+    assert allowed(state) == {123, MERGED[b'{"'], THINK}
+    thinker = state.fork()
+    thinker.commit([THINK])
+    assert thinker.phase is Phase.THINKING
+    state.commit([123])
+    assert state.phase is Phase.ANSWER
+    assert THINK not in allowed(state)
+
+
+def test_a_start_marker_the_grammar_refuses_is_finished_once_begun():
+    state = constraint(thinking=rule(start=(A, B, C)), grammar=json_grammar(FLAG))
+    assert allowed(state) == {123, MERGED[b'{"'], A}
+    commits = [state.commit([A])]
+    assert allowed(state) == {B}
+    commits += [state.commit([B]), state.commit([C])]
+    assert state.phase is Phase.THINKING
+    assert pieces(commits) == [("marker", (A, B, C))]
+
+
+def test_a_start_marker_that_is_also_legal_text_stays_both_until_it_is_decided():
+    state = constraint(thinking=rule(start=(A, B)), grammar=regex_grammar("a(c|d)e"))
+    state.commit([A])
+    assert allowed(state) == {B, C, ord("d")}
+    answer, block = state.fork(), state
+    commit = answer.commit([C])
+    assert (answer.phase, pieces([commit])) == (Phase.ANSWER, [("answer", (A, C))])
+    assert allowed(answer) == {ord("e")}
+    block.commit([B, END])
+    assert allowed(block) == {A}, "the grammar starts anew after the block"
+
+
+def test_a_start_marker_begun_in_the_prompt_may_be_finished_despite_a_grammar():
+    state = constraint(thinking=rule(start=(A, B)), grammar=json_grammar(FLAG), prompt=[C, A])
+    assert allowed(state) == {123, MERGED[b'{"'], A, B}
+    state.commit([B])
+    assert state.phase is Phase.THINKING
+
+
+def test_a_banned_start_marker_is_not_offered():
+    state = constraint(thinking=rule(), grammar=json_grammar(FLAG), banned=[THINK])
+    assert allowed(state) == {123, MERGED[b'{"']}
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop_ids": [VALID]}, "stop_ids: token ids must be in"),
+        ({"banned": [-1]}, "banned: token ids must be in"),
+        ({"banned": ["a"]}, "banned: must be token ids"),
+        ({"allowed": [WIDTH]}, "allowed: token ids must be in"),
+        ({"allowed": []}, "allowed: the list is empty"),
+        ({"valid_tokens": WIDTH + 1}, "valid_tokens: must be in"),
+        ({"valid_tokens": 0}, "valid_tokens: must be in"),
+        ({"min_tokens": -1}, "min_tokens: must be an integer >= 0"),
+        ({"min_tokens": 1.5}, "min_tokens: must be an integer >= 0"),
+        ({"max_tokens": 0}, "max_tokens: must be an integer >= 1"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens: must not be above max_tokens"),
+        ({"thinking": rule(start=(VALID,))}, "thinking.start: token ids must be in"),
+        ({"thinking": rule(forced_end=(STOP, END))}, "thinking.forced_end: must not contain a stop token"),
+        ({"thinking": rule(implicit_ends=[(STOP,)])}, "thinking.implicit_ends: must not contain a stop token"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name(options, message):
+    with pytest.raises(BadRequest, match=message):
+        Constraint(**({"vocab_size": WIDTH, "stop_ids": [STOP], "valid_tokens": VALID} | options))
