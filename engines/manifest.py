@@ -1,5 +1,6 @@
 """The manifest of a bundle, ``bundle.json``: everything the runtime needs to know without opening an engine."""
 
+import hashlib
 import json
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from tandemrt.engines.validation import Record, explain, refuse
 
 FILE_NAME = "bundle.json"
 VERSION: Literal[1] = 1
+DIGEST = "manifest_sha256"
 
 EngineName = Literal["target", "draft", "verify", "verify_probs", "propose", "propose_probs"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -137,13 +139,20 @@ class Manifest(Record):
         except ValueError as error:
             raise BadBundle(f"{path} must be JSON: {error}. The file is damaged; build the bundle again") from error
         _check_version(path, data)
+        said = data.pop(DIGEST, None)
         try:
-            return cls.model_validate_json(text)
+            manifest = cls.model_validate_json(json.dumps(data))
         except ValidationError as error:
             raise BadBundle(f"{path} must be a manifest; build the bundle again:\n{explain(error)}") from error
+        if said != _digest(data):
+            rule = f"{DIGEST} must be {_digest(data)}; got {said!r}"
+            raise BadBundle(f"{path}: {rule}. The file was changed after the build; build the bundle again")
+        return manifest
 
     def to_json(self) -> str:
-        return self.model_dump_json(indent=2) + "\n"
+        """Return the text of ``bundle.json``: this manifest and a digest of it, so that no value changes unseen."""
+        data = self.model_dump(mode="json")
+        return json.dumps({**data, DIGEST: _digest(data)}, indent=2, ensure_ascii=False) + "\n"
 
     @model_validator(mode="after")
     def _agree(self) -> "Manifest":
@@ -165,6 +174,11 @@ class Manifest(Record):
 
 def _all(markers: Markers | None) -> tuple[Marker, ...]:
     return (markers.start, *markers.ends, markers.forced_end, *markers.implicit_ends) if markers else ()
+
+
+def _digest(data: dict[str, Any]) -> str:
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_version(path: Path, data: Any) -> None:

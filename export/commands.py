@@ -30,7 +30,8 @@ def build(
     # The exporter's imports take a second; they are loaded by the commands that need them.
     from tandemrt.engines.recipe import Recipe, locate
     from tandemrt.export.build import build as build_bundle
-    from tandemrt.export.report import Progress, print_build
+    from tandemrt.export.progress import Progress
+    from tandemrt.export.report import print_build
 
     wanted = Recipe.load(locate(recipe))
     with Progress() as progress:

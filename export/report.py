@@ -1,16 +1,12 @@
-"""What ``tandemrt export`` prints: progress of a build, its summary, and a bundle's contents."""
+"""What ``tandemrt export`` prints: the summary of a build, and what a bundle holds."""
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 from rich.table import Table
 
 from tandemrt.engines.bundle import Bundle
@@ -18,34 +14,7 @@ from tandemrt.engines.contract import Contract
 from tandemrt.engines.manifest import EngineName, Manifest, Marker
 from tandemrt.export.build import BuildReport
 from tandemrt.export.compile.onnxruntime import differences
-
-console = Console(soft_wrap=True)
-
-
-class Progress:
-    """Shows the running step with a spinner and leaves a line with its time when the next one begins."""
-
-    def __init__(self) -> None:
-        self._status = Status("", console=console)
-        self._title: str | None = None
-        self._start = 0.0
-
-    def begin(self, title: str) -> None:
-        self._finish()
-        self._title, self._start = title, time.perf_counter()
-        self._status.update(escape(title))
-
-    def __enter__(self) -> "Progress":
-        self._status.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._finish("[green]done[/green]  " if kind is None else "[red]failed[/red]")
-        self._status.stop()
-
-    def _finish(self, outcome: str = "[green]done[/green]  ") -> None:
-        if self._title is not None:
-            console.print(f"{outcome} {time.perf_counter() - self._start:6.1f} s  {escape(self._title)}")
+from tandemrt.export.progress import console
 
 
 def print_build(report: BuildReport) -> None:

@@ -40,10 +40,13 @@ def check_destination(out: Path, name: str, *, force: bool) -> None:
 def staged(out: Path) -> Iterator[Path]:
     """Give a new folder beside ``out``; it takes the place of ``out`` at the end, or vanishes if anything fails."""
     out = out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex[:8]
     building, old = out.with_name(f".{out.name}.building-{mark}"), out.with_name(f".{out.name}.old-{mark}")
-    building.mkdir()
+    try:
+        building.mkdir(parents=True)
+    except OSError as error:
+        rule = f"out must be in a folder that can be written; {out.parent}: {error.strerror}"
+        raise BadBundle(f"{rule}. Choose another place with --out") from error
     try:
         yield building
         if out.exists():

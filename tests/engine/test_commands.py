@@ -3,12 +3,14 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tandemrt.cli import main
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.contract import Binding
 from tests.makers import tiny_checkpoint, write_recipe
 
 
@@ -81,10 +83,13 @@ def test_inspect_names_what_does_not_hold_and_exits_with_1(run, folder: Path) ->
 
 def test_inspect_finds_engines_whose_bindings_differ_from_the_contract(run, folder: Path) -> None:
     run("export", "build", "tiny.toml", "--out", "swapped")
-    manifest = folder / "swapped/bundle.json"
-    data = json.loads(manifest.read_text())
-    data["engines"]["target"]["contract"]["inputs"][0]["dtype"] = "int32"
-    manifest.write_text(json.dumps(data))
+    manifest = Bundle.open(folder / "swapped").manifest
+    engine = manifest.engines["target"]
+    token_ids = Binding("token_ids", "int32", ("batch", "query"))
+    contract = replace(engine.contract, inputs=(token_ids, *engine.contract.inputs[1:]))
+    engines = {**manifest.engines, "target": engine.model_copy(update={"contract": contract})}
+    changed = manifest.model_copy(update={"engines": engines})
+    (folder / "swapped/bundle.json").write_text(changed.to_json())
     code, out, _ = run("export", "inspect", "swapped")
     assert code == 1
     assert "engine target: input token_ids int64[batch, query] should be token_ids int32[batch, query]" in words(out)

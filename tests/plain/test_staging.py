@@ -94,6 +94,12 @@ def test_anything_that_is_not_a_bundle_is_never_given_up(tmp_path: Path, force: 
             check_destination(tmp_path / place_name, "sample", force=force)
 
 
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadBundle, match=r"out must be in a folder that can be written; .*/file: Not a directory"):
+        staged(tmp_path / "file/bundle").__enter__()
+
+
 def test_a_placed_file_is_linked_and_takes_no_space(tmp_path: Path) -> None:
     source = tmp_path / "model.safetensors"
     source.write_bytes(b"weights")
