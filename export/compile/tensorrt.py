@@ -7,7 +7,7 @@ TensorScatter into layers of its own; the report counts them, and says which out
 import importlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from tandemrt.engines.contract import Binding, Contract
 from tandemrt.engines.errors import BackendUnavailable, BadRecipe
-
-Progress = Callable[[str, int, int], None]  # phase, steps done, steps in all
+from tandemrt.export.compile.tensorrt_listeners import Progress, collecting_logger, progress_monitor
 
 
 class Range(NamedTuple):
@@ -67,7 +66,7 @@ def build_engine(
     if not profiles:
         raise BadRecipe("profiles should hold at least one profile, received none")
     begin = time.perf_counter()
-    logger = _collecting_logger(trt)
+    logger = collecting_logger(trt)
     builder = trt.Builder(logger)
     network = _parse(trt, builder, logger, onnx_path)
     config = builder.create_builder_config()
@@ -80,7 +79,7 @@ def build_engine(
     for profile in profiles:
         config.add_optimization_profile(_optimization_profile(builder, network, profile))
     if progress is not None:
-        config.progress_monitor = _progress_monitor(trt, progress)
+        config.progress_monitor = progress_monitor(trt, progress)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise BackendUnavailable(f"{backend} {trt.__version__} cannot compile {onnx_path}: {logger.said()}")
@@ -182,42 +181,3 @@ def _layers(network: Any) -> list[Any]:
 
 def _symbols(tensor: Any) -> tuple[int | str, ...]:
     return tuple(tensor.get_dimension_name(i) or -1 if size < 0 else size for i, size in enumerate(tensor.shape))
-
-
-def _collecting_logger(trt: Any) -> Any:
-    class CollectingLogger(trt.ILogger):  # type: ignore[misc]  # the base exists only where TensorRT is installed
-        def __init__(self) -> None:
-            super().__init__()
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
-                self.errors.append(message)
-
-        def said(self) -> str:
-            said = "; ".join(self.errors) or "the compiler gave no reason"
-            if "dedicated kernel" in said:
-                said += " (attention compiles in float16 and bfloat16, for head sizes that have a kernel)"
-            return said
-
-    return CollectingLogger()
-
-
-def _progress_monitor(trt: Any, progress: Progress) -> Any:
-    class ProgressMonitor(trt.IProgressMonitor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.steps: dict[str, int] = {}
-
-        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:  # noqa: ARG002 - TensorRT's signature
-            self.steps[phase] = steps
-            progress(phase, 0, steps)
-
-        def step_complete(self, phase: str, step: int) -> bool:
-            progress(phase, step + 1, self.steps[phase])
-            return True
-
-        def phase_finish(self, phase: str) -> None:
-            progress(phase, self.steps[phase], self.steps[phase])
-
-    return ProgressMonitor()

@@ -1,0 +1,36 @@
+"""The maker of random checkpoints writes what transformers would."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tandemrt.export.checkpoint import Checkpoint
+from tandemrt.export.spec import ModelSpec
+from tools.random_checkpoint import Dtype, Family, Size, write_checkpoint
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_transformers_finds_every_tensor_and_no_other(tmp_path, family):
+    write_checkpoint(tmp_path, family, Size.TINY, dtype=Dtype.FLOAT16, layers=3)
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert model.dtype == torch.float16
+    spec = ModelSpec.from_hf(Checkpoint.open(tmp_path).config)
+    assert (spec.family, spec.layers) == (family.value, 3)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_checkpoint(tmp_path / name, Family.QWEN3, Size.TINY, seed=seed)
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b
+    assert a != c
+
+
+def test_a_sparse_file_has_the_size_of_its_weights_and_takes_no_room(tmp_path):
+    nbytes = write_checkpoint(tmp_path, Family.MISTRAL, Size.B8, sparse=True)
+    file = (tmp_path / "model.safetensors").stat()
+    assert 14e9 < nbytes < file.st_size
+    assert file.st_blocks * 512 < 1e6
+    assert len(Checkpoint.open(tmp_path).tensors) == 32 * 9 + 3
