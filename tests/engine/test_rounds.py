@@ -267,7 +267,7 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> 
         ("", {}, "prompt: must hold at least one token"),
         ([], {}, "prompt: must hold at least one token"),
         (list(range(96)), {}, "prompt: at most 95 tokens leave room for an output, received 96"),
-        ([1, 264], {}, r"prompt: token ids must be in 0..\d+, received 264"),
+        ([1, 300], {}, r"prompt: token ids must be in 0..\d+, received 300"),
         ([1, -1], {}, r"prompt: token ids must be in 0..\d+, received -1"),
         ([1, "a"], {}, "prompt: must be a text, a list of token ids or a list of chat messages"),
         ([1, True], {}, "prompt: must be a text, a list of token ids or a list of chat messages"),
