@@ -54,7 +54,7 @@ def filter_logits() -> ir.Function:
         before = body.op("CumSum", weights, np.int64(-1), exclusive=1)
         inside = before < _per_row(top_p).cast(FLOAT64) * total
         smallest = body.where(inside, descending, np.float32(np.inf)).min_last()
-        return body.where(_per_row(p_on), body.op("Max", smallest, threshold), threshold)
+        return body.where(_per_row(p_on), smallest, threshold)
 
     [scores] = body.branch((k_on | p_on).any(), sorted_filters, lambda: [scores])
     kept = scores

@@ -71,9 +71,8 @@ def verify_draft(
     proposed = _proposed(draft, draft_probs, vocab)
     in_vocab = (draft >= 0) & (draft < vocab)
     p, q = (_of_token(probs, np.where(in_vocab, draft, 0)) for probs in (target[:, :window], proposed))
-    stands = np.where(
-        rejection[:, None], accept_coin(seeds, positions[:, :window]) * q < p, choice[:, :window] == draft
-    )
+    coin = accept_coin(seeds, positions[:, :window])
+    stands = np.where(rejection[:, None], coin * q < p, choice[:, :window] == draft)
 
     alive = np.isfinite(raw).any(axis=-1)
     in_run = stands & in_vocab & alive[:, :window] & (np.arange(window) < length[:, None])

@@ -36,6 +36,7 @@ def case(vocab, window, batch=BATCH, seed=0):
         drawn, law = sample_draft(masked[:, i], **(request | {"position": request["position"] + i}))
         keep = rng.random(batch) < 0.8
         draft[keep, i], probs[keep, i] = drawn[keep], law[keep]
+    probs[rng.random((batch, window)) < 0.2] *= 3  # no law, but defined: it leaves an empty residual
     odd = rng.random(draft.shape) < 0.05
     draft[odd] = rng.choice([-1, vocab, 2**40], odd.sum())
     length = rng.integers(0, window + 1, batch)

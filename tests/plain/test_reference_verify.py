@@ -91,12 +91,12 @@ def test_an_empty_residual_falls_back_to_the_target():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_without_a_finite_logit_is_never_sampled(rule, temperature):
     """Design rule 9: an empty mask row ends the run in front of it, at the first row even with nothing emitted."""
-    rows = np.where(peaked([1, 2, 3]) > 0, 50, 0).astype(np.float32)
-    for dead, emitted in ((0, []), (1, [1]), (2, [1, 2])):
+    rows = 50 * peaked([0, 0, 0])
+    for dead, emitted in ((0, []), (1, [0]), (2, [0, 0])):
         for filler in (-np.inf, np.nan, np.inf):
             logits = rows.copy()
             logits[dead] = filler
-            tokens, count = verify(logits[None], [1, 2], temperature=temperature, rule=rule)
+            tokens, count = verify(logits[None], [0, 0], temperature=temperature, rule=rule)
             assert tokens[0].tolist() == emitted + [-1] * (3 - len(emitted))
             assert count == len(emitted)
 
@@ -147,6 +147,16 @@ def test_a_rejection_coin_is_that_of_its_own_position():
     seeds, half = np.arange(400), np.log([[[0.5, 0.5], [0.5, 0.5]]])
     _, count = verify(np.repeat(half, 400, axis=0), np.zeros((400, 1)), seed=seeds, rule="rejection", position=3)
     np.testing.assert_array_equal(count == 2, accept_coin(seeds, 3) < 0.5)
+
+
+def test_a_rejected_draft_is_replaced_with_the_noise_of_the_residual():
+    seeds, target = np.arange(500), np.array([0.1, 0.2, 0.3, 0.4])
+    logits = np.broadcast_to(np.log(target), (500, 2, 4))
+    tokens, count = verify(logits, np.zeros((500, 1)), seed=seeds, rule="rejection", position=3)
+    with np.errstate(divide="ignore"):
+        residual = np.log(target * [0, 1, 1, 1])
+    expected = np.argmax(residual + position_noise(seeds, 3, Purpose.RESIDUAL, 4), axis=-1)
+    np.testing.assert_array_equal(tokens[count == 1, 0], expected[count == 1])
 
 
 def test_a_row_of_zero_probabilities_means_a_chosen_token():
