@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 import xgrammar
@@ -77,29 +78,43 @@ class GrammarCompiler:
 
     def __init__(self, vocabulary: Vocabulary, stop_ids: Iterable[int], *, threads: int = 1) -> None:
         self._words = mask_words(len(vocabulary.tokens))
-        info = xgrammar.TokenizerInfo(
-            list(vocabulary.tokens),
-            xgrammar.VocabType.RAW,
-            vocab_size=len(vocabulary.tokens),
-            stop_token_ids=list(stop_ids),
-        )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
+        self._stop_ids = list(stop_ids)
+        self._threads = threads
+        self._tokens = vocabulary.tokens
+        self._making = Lock()
+        self._compilers: dict[bool, xgrammar.GrammarCompiler] = {}
 
     def compile(self, kind: str, source: str, *, any_whitespace: bool = True) -> CompiledGrammar:
-        """Compile a ``json`` schema, ``json_object``, ``regex`` or EBNF ``grammar``. Raises BadRequest."""
+        """Compile a ``json`` schema, a ``regex`` or an EBNF ``grammar``. Raises BadRequest."""
+        compiler = self._compiler(json=kind == "json")
         try:
             match kind:
                 case "json":
-                    compiled = self._compiler.compile_json_schema(source, any_whitespace=any_whitespace)
+                    compiled = compiler.compile_json_schema(source, any_whitespace=any_whitespace)
                 case "regex":
-                    compiled = self._compiler.compile_regex(source)
+                    compiled = compiler.compile_regex(source)
                 case "grammar":
-                    compiled = self._compiler.compile_grammar(source)
+                    compiled = compiler.compile_grammar(source)
                 case _:
                     raise InternalError(f"kind: must be json, regex or grammar, got {kind!r}")
         except (RuntimeError, ValueError) as error:
             raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {_reason(error)}") from error
         return CompiledGrammar(compiled, self._words)
+
+    def _compiler(self, *, json: bool) -> xgrammar.GrammarCompiler:
+        # JSON has no raw control characters inside strings, yet xgrammar's bounded strings allow them. Nothing in JSON
+        # needs a token with one, line breaks apart, so those tokens do not exist for it.
+        with self._making:
+            if json not in self._compilers:
+                tokens = [b"" if json and _CONTROL.search(token) else token for token in self._tokens]
+                info = xgrammar.TokenizerInfo(
+                    tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=self._stop_ids
+                )
+                self._compilers[json] = xgrammar.GrammarCompiler(info, max_threads=self._threads, cache_enabled=False)
+            return self._compilers[json]
+
+
+_CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
 
 
 def _describe(row: object) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,7 +57,7 @@ def vocabulary_from_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: in
     return Vocabulary(tuple(tokens), special, valid_tokens)
 
 
-def _speller(decoder: str):
+def _speller(decoder: str) -> Callable[[str], bytes]:
     if '"ByteLevel"' in decoder:
         table = _byte_level_table()
         return lambda text: bytes(table[character] for character in text)
