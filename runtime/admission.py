@@ -8,13 +8,14 @@ from transformers import PreTrainedTokenizerBase
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest
 from tandemrt.runtime.constraint import Constraint
-from tandemrt.runtime.grammar import Grammar
 from tandemrt.runtime.params import SamplingParams
+from tandemrt.runtime.phases import Grammar
 from tandemrt.runtime.prompt import Prompt, token_ids
-from tandemrt.runtime.request import Listener, Request
-from tandemrt.runtime.structured import GrammarLibrary, vocabulary_from_tokenizer
+from tandemrt.runtime.request import Listener, Request, Rules
+from tandemrt.runtime.structured import Compiled, GrammarLibrary
 from tandemrt.runtime.text import Transcript
 from tandemrt.runtime.thinking import ThinkingRule
+from tandemrt.runtime.vocabulary import vocabulary_from_tokenizer
 
 
 class Admission:
@@ -50,7 +51,7 @@ class Admission:
             seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
             max_tokens=max_tokens,
             window=self._window if params.window is None else params.window,
-            constraint=self._constraint(ids, params, max_tokens),
+            rules=self._rules(ids, params, max_tokens),
             transcript=Transcript(
                 self._tokenizer.backend_tokenizer, params.stop, include_stop=params.include_stop_str_in_output
             ),
@@ -58,16 +59,17 @@ class Admission:
         )
 
     def close(self) -> None:
+        """Let the compiler's threads end."""
         self._grammars.close()
 
-    def _constraint(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Constraint]":
+    def _rules(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Rules]":
         thinking = self._thinking(params)
+        stop_ids = (*(() if params.ignore_eos else self._bundle.stop_ids), *params.stop_token_ids)
 
-        def make(grammar: Grammar | None) -> Constraint:
-            eos = () if params.ignore_eos else self._bundle.stop_ids
+        def constraint(grammar: Grammar | None) -> Constraint:
             return Constraint(
                 self._bundle.vocab,
-                (*eos, *params.stop_token_ids),
+                stop_ids,
                 prompt=ids,
                 thinking=thinking,
                 grammar=grammar,
@@ -78,21 +80,21 @@ class Admission:
                 valid_tokens=self._bundle.valid_tokens,
             )
 
-        ready: Future[Constraint] = Future()
+        ready: Future[Rules] = Future()
+        plain = constraint(None)  # refuses at once what does not depend on a grammar
         if params.structured_outputs is None:
-            ready.set_result(make(None))
+            ready.set_result(Rules(plain))
             return ready
 
-        make(None)  # refuse at once what does not depend on the grammar
-        compiled = self._grammars.compile(params.structured_outputs)
-
-        def finish(compiled: "Future[Compiled]") -> None:
+        def start(compiled: "Future[Compiled]") -> None:
             try:
-                ready.set_result(make(compiled.result().matcher()))
-            except BaseException as error:
+                # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
+                grammar = compiled.result()
+                ready.set_result(Rules(constraint(grammar.matcher(stop_ids or None)), grammar.check))
+            except Exception as error:
                 ready.set_exception(error)
 
-        compiled.add_done_callback(finish)
+        self._grammars.compile(params.structured_outputs).add_done_callback(start)
         return ready
 
     def _thinking(self, params: SamplingParams) -> ThinkingRule | None:

@@ -16,7 +16,7 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.waits = 0
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -66,7 +66,8 @@ class RequestOutput:
     """One finished request.
 
     ``finish_reason`` is "stop" (a stop token or string, or the end of the grammar), "length" (``max_tokens`` or the
-    engine's length), "constraint" (nothing was allowed any more), "cancelled", "timeout" or "error".
+    engine's length), "constraint" (nothing was allowed any more, or the finished text failed the check that
+    ``validate_output`` asked for: ``error`` says how), "cancelled", "timeout" or "error".
     """
 
     text: str

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.constraint import Constraint
@@ -12,6 +13,13 @@ from tandemrt.runtime.slots import SlotParams
 from tandemrt.runtime.text import Transcript
 
 Listener = Callable[[StreamOutput], None]
+
+
+class Rules(NamedTuple):
+    """What a request must obey while it runs, and what its finished text is checked with (None: nothing)."""
+
+    constraint: Constraint
+    check: Callable[[str], str | None] | None = None
 
 
 class Request:
@@ -30,7 +38,7 @@ class Request:
         seed: int,
         max_tokens: int,
         window: int,
-        constraint: "Future[Constraint]",
+        rules: "Future[Rules]",
         transcript: Transcript,
         listener: Listener,
     ) -> None:
@@ -40,7 +48,7 @@ class Request:
         self.max_tokens = max_tokens
         self.window = window
         self.rule = Rule[params.rule.upper()]
-        self.pending_constraint = constraint  # a grammar is compiled off the loop
+        self.pending_rules = rules  # a grammar is compiled off the loop
         self.constraint: Constraint  # set when the request gets its slot
         self.tokens = list(prompt)
         self.prefilled = 0
@@ -50,8 +58,13 @@ class Request:
         self._transcript = transcript
         self._listener = listener
         self._told = 0  # output tokens the listener knows
+        self._check: Callable[[str], str | None] | None = None
         self._deadline = time.monotonic() + params.timeout_s if params.timeout_s is not None else None
         self._cancelled = False
+
+    def start(self) -> None:
+        """Take the rules that were made off the loop; called when the request gets its slot."""
+        self.constraint, self._check = self.pending_rules.result()
 
     @property
     def output_ids(self) -> list[int]:
@@ -118,8 +131,11 @@ class Request:
         """End the request, keeping the text so far."""
         if self.finished:
             return
-        self.finish_reason, self.failure = reason, failure
         self._transcript.finish()
+        error = str(failure) if failure is not None else None
+        if reason == "stop" and self._check is not None and (problem := self._check(self._transcript.text)):
+            reason, error = "constraint", f"structured_outputs: the finished text is not valid: {problem}"
+        self.finish_reason, self.failure = reason, failure
         self._tell(
             RequestOutput(
                 text=self._transcript.text,
@@ -131,7 +147,7 @@ class Request:
                 seed=self.seed,
                 speculation=self.speculation,
                 forced_ends=self.forced_ends,
-                error=str(failure) if failure is not None else None,
+                error=error,
             )
         )
 

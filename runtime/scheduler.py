@@ -30,7 +30,7 @@ class Scheduler:
                 self._changed.wait()
             self._waiting.append(request)
             self._changed.notify_all()
-        request.pending_constraint.add_done_callback(lambda _: self.wake())
+        request.pending_rules.add_done_callback(lambda _: self.wake())
 
     def wake(self) -> None:
         """Let the loop look again: a grammar is compiled, a request cancelled, the runtime closed."""
@@ -42,10 +42,10 @@ class Scheduler:
         admitted = []
         with self._changed:
             free = [slot for slot, request in enumerate(self._slots) if request is None]
-            ready = [r for r in self._waiting if r.pending_constraint.done() and not r.pending_constraint.exception()]
+            ready = [r for r in self._waiting if r.pending_rules.done() and not r.pending_rules.exception()]
             for slot, request in zip(free, ready, strict=False):
                 self._waiting.remove(request)
-                request.constraint = request.pending_constraint.result()
+                request.start()
                 self._slots[slot] = request
                 admitted.append((slot, request))
             self._changed.notify_all()
@@ -57,7 +57,7 @@ class Scheduler:
         with self._changed:
             for request in list(self._waiting):
                 reason = request.interrupted(now)
-                failure = request.pending_constraint.exception() if request.pending_constraint.done() else None
+                failure = request.pending_rules.exception() if request.pending_rules.done() else None
                 if reason is not None or failure is not None:
                     self._waiting.remove(request)
                     request.finish(reason or "error", failure=failure if isinstance(failure, Exception) else None)
@@ -87,7 +87,7 @@ class Scheduler:
         with self._changed:
             while not closed.is_set() and not any(self._slots):
                 now = time.monotonic()
-                if any(r.pending_constraint.done() or r.interrupted(now) for r in self._waiting):
+                if any(r.pending_rules.done() or r.interrupted(now) for r in self._waiting):
                     return
                 deadlines = [r.deadline for r in self._waiting if r.deadline is not None]
                 self._changed.wait(min(deadlines) - now if deadlines else None)
