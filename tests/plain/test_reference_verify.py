@@ -49,10 +49,10 @@ def test_greedy_takes_the_first_of_equal_logits():
     assert verify([[[0, 3, 1, 3]]], NONE, temperature=0)[0].tolist() == [[1]]
 
 
-def test_a_token_of_no_mass_is_rejected_even_by_the_smallest_coin():
-    """Regressions S2 and S8: with ``<=``, or with a coin of 0, the masked token 2 would pass."""
-    logits = [[[0, 1, -np.inf, 0], [0, 0, 0, 0]]]
-    draft_probs = np.array([[[0, 0, 1, 0]]], np.float32)
+@pytest.mark.parametrize("q", [[0, 0, 1, 0], [0.5, 0.5, 0, 0]], ids=["drawn", "not even drawn"])
+def test_a_token_of_no_mass_is_rejected_even_by_the_smallest_coin(q):
+    """Regressions S2 and S8: with a coin of 0, or with ``<=`` where q is 0 too, the masked token 2 would pass."""
+    logits, draft_probs = [[[0, 1, -np.inf, 0], [0, 0, 0, 0]]], np.array([[q]], np.float32)
     tokens, count = verify(logits, [2], rule="rejection", seed=SMALLEST_COIN_SEED, position=0, draft_probs=draft_probs)
     assert count == 1
     assert tokens[0, 0] != 2
