@@ -1,7 +1,7 @@
 """Which regular expressions a grammar matches exactly, and exact expressions for formats.
 
-xgrammar drops look-around and inner anchors with a warning, takes unknown escapes for letters, and writes a quote or
-a backslash in a pattern into a JSON string as it stands. Patterns that need any of this are refused here. A pattern
+xgrammar 0.2.8 drops look-around and inner anchors with a warning, takes unknown escapes for letters, and writes a quote
+or a backslash in a pattern into a JSON string as it stands. Patterns that need any of this are refused here. A pattern
 matches the whole string: for one without anchors that is fewer strings than JSON Schema allows, never more.
 """
 
@@ -49,6 +49,15 @@ def unenforceable(pattern: str, *, quoted: bool = True) -> str | None:
         else:
             depth += token.startswith("(") - (token == ")")
     return None
+
+
+def without_optional_groups(pattern: str) -> str:
+    """Write ``(...)?`` as ``(...){0,1}``: xgrammar 0.2.8 lets a skipped group's last repetition run all the same."""
+    tokens, written, inside = _TOKEN.findall(pattern), "", False
+    for before, token in zip(["", *tokens], tokens, strict=False):
+        inside = token == "[" or (inside and token != "]")
+        written += "{0,1}" if token == "?" and before == ")" and not inside else token
+    return written
 
 
 def _character_trouble(token: str, *, plain: bool, negated: bool) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.patterns import FORMATS, unenforceable
+from tandemrt.runtime.patterns import FORMATS, unenforceable, without_optional_groups
 
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id"}
@@ -61,7 +61,7 @@ def check_enforceable(schema: Schema) -> None:
 
 
 def lowered(schema: Any) -> Any:
-    """The schema with every format spelled out as a pattern, as the grammar is compiled from it."""
+    """The schema a grammar is compiled from: formats spelled out as patterns, patterns as xgrammar reads them."""
     if isinstance(schema, list):
         return [lowered(item) for item in schema]
     if not isinstance(schema, dict):
@@ -78,6 +78,8 @@ def lowered(schema: Any) -> Any:
     if isinstance(name, str) and name in FORMATS and "pattern" not in copy:
         del copy["format"]
         copy["pattern"] = f"^{FORMATS[name]}$"
+    if isinstance(copy.get("pattern"), str):
+        copy["pattern"] = without_optional_groups(copy["pattern"])
     return copy
 
 
