@@ -1,0 +1,228 @@
+"""Structured outputs: what may be asked for, and compilations that are shared, bounded and harmless when they fail."""
+
+import json
+import random
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from tandemrt.engines.errors import BadRequest
+from tandemrt.runtime.structured import GrammarCache, GrammarLibrary, StructuredOutputs
+from tests.plain.constraints import STOP, VOCABULARY, spell
+
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+# Bounded strings are slow to compile, the more so the more words a vocabulary has: a second or two for these.
+SLOW = {"type": "object", "properties": {name: {"type": "string", "maxLength": 200 + ord(name)} for name in "abc"}}
+CHANCE = random.Random(0)
+WORDS = tuple(bytes(CHANCE.choices(range(97, 123), k=CHANCE.randint(2, 9))) for _ in range(4000))
+MANY_WORDS = replace(VOCABULARY, tokens=VOCABULARY.tokens + WORDS, valid_tokens=len(VOCABULARY.tokens) + len(WORDS))
+
+
+@pytest.fixture
+def library():
+    made = []
+
+    def make(**options) -> GrammarLibrary:
+        made.append(GrammarLibrary(options.pop("vocabulary", VOCABULARY), [STOP], **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def takes(compiled, text: str) -> bool:
+    matcher = compiled.matcher()
+    return all(map(matcher.accept, spell(text))) and matcher.accept(STOP)
+
+
+@pytest.mark.parametrize(
+    ("asked", "good", "bad"),
+    [
+        ({"json": PERSON}, '{"name": "x"}', '{"name": 1}'),
+        ({"json": json.dumps(PERSON)}, '{ "name" : "x" }', "{}"),
+        ({"json": PERSON, "disable_any_whitespace": True}, '{"name": "x"}', '{ "name": "x"}'),
+        ({"json": True}, "[1]", "["),
+        ({"json_object": True}, '{"a": [{}]}', "[]"),
+        ({"regex": '"[a-z]"'}, '"a"', '"1"'),
+        ({"choice": ['y"\\', "né😀", "a\nb\u2028", "a\nb"]}, "a\nb\u2028", "a"),
+        ({"choice": ["yes"]}, "yes", "yesyes"),
+        ({"grammar": 'root ::= "a" | "(" root ")"'}, "((a))", "((a)"),
+    ],
+)
+def test_every_kind_takes_what_it_asks_for_and_nothing_else(library, asked, good, bad):
+    compiled = library().compile(StructuredOutputs(**asked)).result(timeout=20)
+    assert takes(compiled, good)
+    assert not takes(compiled, bad)
+    assert compiled.check is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({}, "exactly one of .* got none"),
+        ({"json": {}, "regex": "a"}, "exactly one of .* got json and regex"),
+        ({"json_object": False}, "json_object must be True"),
+        ({"choice": []}, "choice must be a non-empty list"),
+        ({"choice": ["a", ""]}, "choice must be a non-empty list"),
+        ({"regex": ""}, "regex: must not be empty"),
+        ({"regex": 5}, "regex: must be a valid string; got 5"),
+        ({"json": 1.5}, "json"),
+        ({"schema": {}}, "schema: is not a known key"),
+        ({"regex": "a", "validate_output": True}, "validate_output must come with json"),
+        ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace must come with json"),
+    ],
+)
+def test_what_is_not_exactly_one_well_formed_kind_is_refused(asked, message):
+    with pytest.raises(BadRequest, match=message):
+        StructuredOutputs(**asked)
+
+
+def test_structured_outputs_cannot_be_changed_afterwards():
+    asked = StructuredOutputs(regex="a")
+    with pytest.raises(ValueError, match="frozen"):
+        asked.regex = "b"
+
+
+deep = {"type": "integer"}
+for _ in range(70):
+    deep = {"type": "array", "items": deep}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"json": "{"}, "the schema is not JSON"),
+        ({"json": '{"const": NaN}'}, "NaN is not a JSON number"),
+        ({"json": "5"}, "a schema is an object or a boolean"),
+        ({"json": {"type": 5}}, "not a JSON schema at #/type"),
+        ({"json": {"type": "integer", "not": {}}}, "#/not: this keyword is ignored"),
+        ({"json": deep}, "nested at most 64 levels"),
+        ({"json": {"enum": ["x" * 3000]}}, "must be at most 2000 bytes"),
+        ({"regex": "(?=a)b"}, r"the group \(\?= cannot be enforced"),
+        ({"grammar": "root[max_tokens=3] ::= [a-z]+"}, r"rule options and token macros .* got 'root\[max_tokens=3\]"),
+        ({"grammar": "root ::= Token(5)"}, "rule options and token macros"),
+    ],
+)
+def test_what_needs_no_compiler_to_refuse_is_refused_at_once(library, asked, message):
+    with pytest.raises(BadRequest, match=message):
+        library(max_source_bytes=2000).compile(StructuredOutputs(**asked))
+
+
+def test_a_bracket_in_a_literal_is_no_rule_option(library):
+    compiled = library().compile(StructuredOutputs(grammar='root ::= "a[max_tokens=3] ::="')).result(timeout=20)
+    assert takes(compiled, "a[max_tokens=3] ::=")
+
+
+def test_a_source_that_does_not_compile_fails_alone_and_is_not_remembered(library):
+    """G18."""
+    cache = GrammarCache()
+    grammars = library(cache=cache)
+    for _ in range(2):
+        with pytest.raises(BadRequest, match="cannot be compiled"):
+            grammars.compile(StructuredOutputs(regex="a(")).result(timeout=20)
+    assert takes(grammars.compile(StructuredOutputs(regex="a")).result(timeout=20), "a")
+    assert len(cache) == 1
+
+
+def test_a_slow_compilation_fails_its_own_request_in_time_and_nobody_else(library):
+    """G18: the compilation goes on alone, and another request is served meanwhile."""
+    grammars = library(timeout_s=0.15, vocabulary=MANY_WORDS)
+    started = time.monotonic()
+    slow = grammars.compile(StructuredOutputs(json=SLOW))
+    assert takes(grammars.compile(StructuredOutputs(regex="a")).result(timeout=20), "a")
+    with pytest.raises(BadRequest, match=r"compiling took longer than 0\.15 s"):
+        slow.result(timeout=20)
+    assert time.monotonic() - started < 5
+
+
+def test_a_compilation_nobody_waits_for_any_more_is_not_begun(library):
+    cache = GrammarCache()
+    grammars = library(timeout_s=0.15, workers=1, cache=cache, vocabulary=MANY_WORDS)
+    blocked = [grammars.compile(StructuredOutputs(json=SLOW)), grammars.compile(StructuredOutputs(regex="b"))]
+    for future in blocked:
+        with pytest.raises(BadRequest, match="took longer"):
+            future.result(timeout=20)
+    deadline = time.monotonic() + 60
+    while len(cache) < 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    assert len(cache) == 1, "the slow one was finished and kept, the one behind it never begun"
+
+
+def test_requests_of_one_source_share_one_grammar(library):
+    grammars = library()
+    futures = [grammars.compile(StructuredOutputs(json=PERSON)) for _ in range(8)]
+    assert len({id(future.result(timeout=20).grammar) for future in futures}) == 1
+    assert grammars.compile(StructuredOutputs(json=PERSON)).done(), "a known grammar is there at once"
+
+
+def test_the_order_of_properties_is_part_of_a_schema(library):
+    grammars = library()
+    one, two = ({"type": "object", "properties": {a: {"const": 1}, b: {"const": 2}}} for a, b in ("xy", "yx"))
+    assert takes(grammars.compile(StructuredOutputs(json=one)).result(timeout=20), '{"x": 1, "y": 2}')
+    assert not takes(grammars.compile(StructuredOutputs(json=two)).result(timeout=20), '{"x": 1, "y": 2}')
+
+
+def test_vocabularies_of_one_size_share_a_cache_but_no_grammar(library):
+    """G17: in the second vocabulary the letters a and b change places."""
+    tokens = list(VOCABULARY.tokens)
+    tokens[97], tokens[98] = tokens[98], tokens[97]
+    cache = GrammarCache()
+    first = library(cache=cache).compile(StructuredOutputs(regex="a")).result(timeout=20)
+    swapped = library(cache=cache, vocabulary=replace(VOCABULARY, tokens=tuple(tokens)))
+    second = swapped.compile(StructuredOutputs(regex="a")).result(timeout=20)
+    assert first.matcher().accept(97)
+    assert not second.matcher().accept(97)
+    assert second.matcher().accept(98)
+    assert len(cache) == 2
+
+
+def test_the_cache_is_bounded_and_forgets_what_was_used_longest_ago(library):
+    grammars = library()
+    compiled = [grammars.compile(StructuredOutputs(regex=letter)).result(timeout=20).grammar for letter in "abc"]
+    cache = GrammarCache(limit_bytes=20)
+    for name, grammar in zip("ab", compiled, strict=False):
+        cache.put((name,), grammar, 10)
+    assert cache.get(("a",)) is compiled[0]
+    cache.put(("c",), compiled[2], 10)
+    assert cache.get(("b",)) is None
+    assert cache.get(("a",)) is compiled[0]
+    cache.put(("huge",), compiled[1], 21)
+    assert cache.get(("huge",)) is None
+    assert len(cache) == 2
+
+
+def test_a_waiting_request_cannot_be_cancelled_from_outside_and_harms_no_worker(library):
+    grammars = library(workers=1)
+    assert not grammars.compile(StructuredOutputs(regex="a+")).cancel()
+    assert takes(grammars.compile(StructuredOutputs(regex="b")).result(timeout=20), "b")
+
+
+def test_validate_output_lets_a_schema_in_and_checks_the_text_instead(library):
+    """G19."""
+    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    compiled = library().compile(StructuredOutputs(json=schema, validate_output=True)).result(timeout=20)
+    assert takes(compiled, "[1, 1]")
+    assert compiled.check("[1, 2]") is None
+    assert "non-unique" in compiled.check("[1, 1]")
+    assert "not JSON" in compiled.check("[1, ")
+
+
+def test_a_check_fetches_nothing(library):
+    schema = {"$ref": "http://127.0.0.1:9/schema"}
+    compiled = library().compile(StructuredOutputs(json=schema, validate_output=True)).result(timeout=20)
+    assert "cannot be checked" in compiled.check("1")
+
+
+def test_closing_a_library_ends_its_threads(library):
+    before = set(threading.enumerate())
+    grammars = library(workers=3)
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 3
+    grammars.close()
+    for thread in threads:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
