@@ -15,11 +15,13 @@ def register(app: typer.Typer) -> None:
 
 @export.command()
 def build(
-    recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of an included recipe such as 'demo'.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of an included recipe such as 'demo'.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Where the bundle goes. Default: engines/built/NAME if engines/built exists here, else ./NAME."
+            help="Where the bundle goes. Default: engines/built/NAME if there is an engines folder here, else ./NAME."
         ),
     ] = None,
     force: Annotated[
@@ -41,7 +43,7 @@ def build(
 
 @export.command()
 def inspect(
-    bundle: Annotated[Path, typer.Argument(help="The folder of a bundle.")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The folder of a bundle.")],
     verify: Annotated[bool, typer.Option("--verify", help="Take the digests of the weights too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and the findings as JSON.")] = False,
 ) -> None:
@@ -57,5 +59,5 @@ def inspect(
 
 def default_out(name: str) -> Path:
     """Return where a bundle goes when nobody says: the project's own folder for bundles, else the working folder."""
-    built = Path("engines", "built")
-    return (built if built.is_dir() else Path()) / name
+    engines = Path("engines")
+    return (engines / "built" if engines.is_dir() else Path()) / name

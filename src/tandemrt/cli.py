@@ -8,13 +8,16 @@ from rich.text import Text
 
 from tandemrt.engines.errors import TandemError
 from tandemrt.export import commands as export
+from tandemrt.runtime import commands as runtime
 
 app = typer.Typer(
     help="Compile a draft and a target language model into engines and run them in tandem.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
 )
 export.register(app)
+runtime.register(app)
 
 
 def main() -> None:

@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,10 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, InternalError
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import BuildReport, build
+from tandemrt.export.builder import save_model
 from tandemrt.export.compile import onnxruntime as compiler
+from tandemrt.export.compile.backends import compile_graph
+from tandemrt.export.graphs import graphs, open_models
 from tandemrt.export.provenance import source_state
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 
@@ -250,13 +255,41 @@ def test_a_graph_that_onnxruntime_refuses_never_becomes_a_bundle(report: BuildRe
         compiler.require_session(tmp_path / "model.onnx")
 
 
+def test_a_compiled_graph_is_held_to_its_contract_and_must_open(copy: Path) -> None:
+    wanted = recipe(copy)
+    target, *others = graphs(wanted, open_models(wanted), "length")
+    (copy / "out/target").mkdir(parents=True)
+    save_model(target.make(), copy / "out" / target.file)
+    with pytest.raises(InternalError, match=r"model\.onnx must have the bindings of its contract: input .* is not in"):
+        compile_graph(replace(target, contract=others[0].contract, file=target.file), wanted, copy / "out")
+    with pytest.raises(InternalError, match=r"onnxruntime .* refuses model\.onnx"):
+        compile_graph(target, wanted, copy / "out")  # its weights are not there
+    shutil.copy(copy / "target/model.safetensors", copy / "out/target")
+    assert compile_graph(target, wanted, copy / "out").file == target.file
+
+
+def test_a_draft_whose_tokenizer_spells_otherwise_is_refused(copy: Path) -> None:
+    tokenizer = (copy / "draft/tokenizer.json").read_text()
+    (copy / "draft/tokenizer.json").write_text(tokenizer.replace('"</think>"', '"</thought>"'))
+    with pytest.raises(BadRecipe, match="id 265 is '</thought>', and '</think>' in the target; choose a draft"):
+        build(recipe(copy), copy / "out")
+
+
 def test_the_commit_is_that_of_the_checkout_that_tracks_the_source(tmp_path: Path) -> None:
-    assert source_state(tmp_path / "installed.py") == (None, None)
-    commit, dirty = source_state(Path(__file__).parents[2] / "engines/contract.py")
-    if (Path(__file__).parents[2] / ".git").exists():
-        assert commit is not None
-        assert len(commit) == 40
-        assert isinstance(dirty, bool)
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    (tmp_path / "ours.py").write_text("")
+    assert source_state(tmp_path / "ours.py") == (None, None)
+    git("init")
+    git("add", "ours.py")
+    git("commit", "-m", "first")
+    assert source_state(tmp_path / "ours.py") == (git("rev-parse", "HEAD"), False)
+    (tmp_path / "installed.py").write_text("")
+    assert source_state(tmp_path / "ours.py") == (git("rev-parse", "HEAD"), True)
+    assert source_state(tmp_path / "installed.py") == (None, None), "another project's checkout says nothing"
 
 
 def test_sharded_checkpoints_keep_all_their_files(copy: Path) -> None:

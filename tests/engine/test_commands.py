@@ -53,12 +53,12 @@ def test_build_shows_its_steps_and_ends_with_a_summary(run, folder: Path) -> Non
 
 
 def test_bundles_go_to_the_projects_own_folder_when_there_is_one(run, folder: Path) -> None:
-    (folder / "engines/built").mkdir(parents=True)
+    (folder / "engines").mkdir()
     try:
         assert run("export", "build", "tiny.toml")[0] == 0
         assert Bundle.open(folder / "engines/built/tiny").name == "tiny"
     finally:
-        (folder / "engines/built").rename(folder / "built")
+        (folder / "engines").rename(folder / "moved")
 
 
 def test_inspect_says_that_everything_holds(run) -> None:
