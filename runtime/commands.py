@@ -2,7 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -10,15 +11,16 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime import bench as measure
-from tandemrt.runtime import doctor as diagnosis
-from tandemrt.runtime.llm import LLM
-from tandemrt.runtime.outputs import RequestOutput
-from tandemrt.runtime.params import SamplingParams
-from tandemrt.runtime.prompt import Prompt
-from tandemrt.runtime.structured import StructuredOutputs
 
+if TYPE_CHECKING:
+    from tandemrt.runtime.bench import Comparison
+    from tandemrt.runtime.llm import LLM
+    from tandemrt.runtime.outputs import RequestOutput
+    from tandemrt.runtime.prompt import Prompt
+
+# The runtime's own imports take seconds; they are loaded by the commands that need them.
 console = Console()
 
 BundlePath = Annotated[Path, typer.Argument(help="A bundle, as `tandemrt export build` writes it.", metavar="BUNDLE")]
@@ -52,6 +54,10 @@ def run(
     threads: Threads = None,
 ) -> None:
     """Answer one prompt."""
+    from tandemrt.runtime.llm import LLM
+    from tandemrt.runtime.params import SamplingParams
+    from tandemrt.runtime.structured import StructuredOutputs
+
     params = SamplingParams(
         temperature=temperature,
         seed=seed,
@@ -99,8 +105,12 @@ def bench(
     threads: Threads = None,
 ) -> None:
     """Measure tokens/s with and without speculation, acceptance, and the host's time per round."""
+    from tandemrt.runtime.bench import compare
+    from tandemrt.runtime.llm import LLM
+    from tandemrt.runtime.params import SamplingParams
+    from tandemrt.runtime.structured import StructuredOutputs
 
-    def open_llm(window: int | None) -> LLM:
+    def open_llm(window: int | None) -> "LLM":
         return LLM(bundle, device=device, threads=threads, window=window)
 
     given, schemas = _read_prompts(prompts, requests) if prompts else _random_prompts(bundle, requests, length)
@@ -116,7 +126,7 @@ def bench(
     ]
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=repeats + 1)
-        result = measure.compare(open_llm, given, params, repeats=repeats, on_repeat=lambda: progress.advance(task))
+        result = compare(open_llm, given, params, repeats=repeats, on_repeat=lambda: progress.advance(task))
     _show_comparison(result)
     if out is not None:
         out.write_text(json.dumps(result.to_json(), indent=2) + "\n")
@@ -124,6 +134,8 @@ def bench(
 
 def doctor() -> None:
     """Say what this machine can build and run, and what is missing for the rest."""
+    from tandemrt.runtime import doctor as diagnosis
+
     about = Table("machine", "", show_edge=False)
     for name, value in diagnosis.machine().items():
         about.add_row(name, value)
@@ -134,7 +146,7 @@ def doctor() -> None:
     console.print(table)
 
 
-def show(output: RequestOutput) -> None:
+def show(output: "RequestOutput") -> None:
     """Print one output: reasoning dimmed, then the text, then how it came about."""
     if output.reasoning:
         console.print(f"[dim]{escape(output.reasoning.strip())}[/]")
@@ -147,7 +159,9 @@ def show(output: RequestOutput) -> None:
     console.print(f"[dim cyan]{', '.join(facts)}[/]")
 
 
-def _show_comparison(result: measure.Comparison) -> None:
+def _show_comparison(result: "Comparison") -> None:
+    from tandemrt.runtime.bench import VERBS
+
     table = Table("", "plain", "speculation", show_edge=False)
     ways = (result.plain, result.speculated)
     table.add_row("tokens/s", *(f"{way.tokens_per_second:.0f}" for way in ways))
@@ -156,7 +170,7 @@ def _show_comparison(result: measure.Comparison) -> None:
     table.add_row("acceptance length", "1.00", f"{result.speculated.acceptance_length:.2f}")
     positions = " ".join(f"{rate:.2f}" for rate in result.speculated.acceptance_per_position)
     table.add_row("accepted at position 1..", "", positions)
-    for verb in measure.VERBS:
+    for verb in VERBS:
         table.add_row(f"{verb}, host ms per round", *(f"{way.ms_per_round[verb]:.3f}" for way in ways))
     console.print(table)
     total = len(result.plain.outputs)
@@ -171,7 +185,7 @@ def _read_schema(path: Path) -> dict[str, Any]:
     return schema
 
 
-def _read_prompts(path: Path, count: int) -> tuple[list[Prompt], list[Any]]:
+def _read_prompts(path: Path, count: int) -> tuple["list[Prompt]", list[Any]]:
     try:
         rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()][:count]
         given: list[Prompt] = [row["messages"] if "messages" in row else row["prompt"] for row in rows]
@@ -184,17 +198,13 @@ def _read_prompts(path: Path, count: int) -> tuple[list[Prompt], list[Any]]:
     return given, [row.get("schema") for row in rows]
 
 
-def _random_prompts(bundle: Path, count: int, length: int) -> tuple[list[Prompt], list[Any]]:
-    from random import Random
-
-    from tandemrt.engines.bundle import Bundle
-
+def _random_prompts(bundle: Path, count: int, length: int) -> tuple["list[Prompt]", list[Any]]:
     valid = Bundle.open(bundle).valid_tokens
     draw = Random(0)
     return [[draw.randrange(valid) for _ in range(length)] for _ in range(count)], [None] * count
 
 
-def _as_json(output: RequestOutput) -> dict[str, Any]:
+def _as_json(output: "RequestOutput") -> dict[str, Any]:
     return {
         "text": output.text,
         "reasoning": output.reasoning,
