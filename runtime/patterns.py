@@ -6,6 +6,7 @@ matches the whole string: for one without anchors that is fewer strings than JSO
 """
 
 import re
+from collections import deque
 
 # Proleptic Gregorian dates of the years 1000 to 2999; leap days only in leap years.
 _YEAR = "[12][0-9]{3}"
@@ -48,16 +49,80 @@ def unenforceable(pattern: str, *, quoted: bool = True) -> str | None:
             return reason
         else:
             depth += token.startswith("(") - (token == ")")
+    if quoted and _first_characters(deque(tokens), _alphabet(pattern)) is None:
+        return "a choice between branches that begin with the same character"
     return None
 
 
-def without_optional_groups(pattern: str) -> str:
-    """Write ``(...)?`` as ``(...){0,1}``: xgrammar 0.2.8 lets a skipped group's last repetition run all the same."""
+def respelled(pattern: str) -> str:
+    """Write repeated groups in the ways that xgrammar 0.2.8 reads right.
+
+    ``(...)?`` as ``(...){0,1}``, for a skipped group's last repetition would run all the same, and ``(...){1,}`` as
+    ``(...)+``.
+    """
     tokens, written, inside = _TOKEN.findall(pattern), "", False
     for before, token in zip(["", *tokens], tokens, strict=False):
         inside = token == "[" or (inside and token != "]")
-        written += "{0,1}" if token == "?" and before == ")" and not inside else token
+        written += _GROUP_REPETITIONS.get(token, token) if before == ")" and not inside else token
     return written
+
+
+_GROUP_REPETITIONS = {"?": "{0,1}", "{0,}": "*", "{1,}": "+"}
+
+
+def _first_characters(tokens: deque[str], alphabet: str) -> tuple[set[str], bool] | None:
+    """Read alternatives up to their closing bracket: the characters they begin with, and whether they may be empty.
+
+    None if two branches begin alike: xgrammar then merges states that it must keep apart.
+    """
+    begun: set[str] = set()
+    first, empty, any_empty = set[str](), True, False
+    while tokens and tokens[0] != ")":
+        token = tokens.popleft()
+        if token == "|":
+            if begun & first:
+                return None
+            begun, any_empty = begun | first, any_empty or empty
+            first, empty = set(), True
+        elif token not in ("^", "$"):
+            characters, skippable = _matched(token, alphabet), False
+            if token in ("(", "(?:"):
+                inner = _first_characters(tokens, alphabet)
+                if inner is None:
+                    return None
+                characters, skippable = inner
+                if tokens:
+                    tokens.popleft()
+            elif token == "[":
+                characters = _matched(_character_class(tokens), alphabet)
+            if tokens and tokens[0][0] in "*+?{":
+                skippable = tokens.popleft()[:2] in ("*", "?", "{0") or skippable
+                if tokens and tokens[0] == "?":
+                    tokens.popleft()
+            first |= characters if empty else set()
+            empty = empty and skippable
+    return None if begun & first else (begun | first, any_empty or empty)
+
+
+def _character_class(tokens: deque[str]) -> str:
+    text = "["
+    while tokens:
+        token = tokens.popleft()
+        if token == "]":
+            break
+        text += "\\[" if token == "[" else token
+    return text + "]"
+
+
+def _matched(expression: str, alphabet: str) -> set[str]:
+    try:
+        return set(re.findall(expression, alphabet, re.ASCII))
+    except re.error:  # a bracket that belongs to what follows, or a mistake that the compiler will name
+        return set()
+
+
+def _alphabet(pattern: str) -> str:
+    return "".join(sorted({*map(chr, range(0x20, 0x7F)), *pattern, "\u00e9", "\u4e2d"}))
 
 
 def _character_trouble(token: str, *, plain: bool, negated: bool) -> str | None:
@@ -76,6 +141,8 @@ def _structure_trouble(before: str, token: str, after: str, depth: int) -> str |
         return f"the group {token}"
     if token[0] in "*+{" and before[:1] in ("*", "+", "?", "{"):
         return f"the repetition {before}{token}"
+    if before == ")" and re.fullmatch(r"\{\d+,\}", token) and token not in _GROUP_REPETITIONS:
+        return f"the repetition {token} of a group"
     if (token == "^" and (depth or before not in ("", "|"))) or (token == "$" and (depth or after not in ("", "|"))):
         return f"the anchor {token} inside the pattern"
     return None

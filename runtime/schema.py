@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.patterns import FORMATS, unenforceable, without_optional_groups
+from tandemrt.runtime.patterns import FORMATS, respelled, unenforceable
 
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id"}
@@ -78,8 +78,9 @@ def lowered(schema: Any) -> Any:
     if isinstance(name, str) and name in FORMATS and "pattern" not in copy:
         del copy["format"]
         copy["pattern"] = f"^{FORMATS[name]}$"
-    if isinstance(copy.get("pattern"), str):
-        copy["pattern"] = without_optional_groups(copy["pattern"])
+    pattern = copy.get("pattern")
+    if isinstance(pattern, str):
+        copy["pattern"] = respelled(pattern)
     return copy
 
 
