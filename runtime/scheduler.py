@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from tandemrt.engines.errors import QueueFull
+from tandemrt.engines.errors import InternalError, QueueFull
 from tandemrt.runtime.request import Request
 
 
@@ -17,11 +17,17 @@ class Scheduler:
         self._slots: list[Request | None] = [None] * slots
         self._waiting: deque[Request] = deque()
         self._changed = threading.Condition()
+        self._closed = False
 
     def submit(self, request: Request, *, block: bool) -> None:
-        """Queue ``request``. With the queue full: wait for room if ``block``, else raise QueueFull."""
+        """Queue ``request``. With the queue full: wait for room if ``block``, else raise QueueFull.
+
+        Raises InternalError once the scheduler is closed, also for those who wait for room.
+        """
         with self._changed:
-            while len(self._waiting) >= self.queue_limit:
+            while self._closed or len(self._waiting) >= self.queue_limit:
+                if self._closed:
+                    raise InternalError("this runtime was closed; open the bundle again")
                 if not block:
                     raise QueueFull(
                         f"queue_limit: at most {self.queue_limit} requests may wait and as many do; "
@@ -33,7 +39,7 @@ class Scheduler:
         request.pending_rules.add_done_callback(lambda _: self.wake())
 
     def wake(self) -> None:
-        """Let the loop look again: a grammar is compiled, a request cancelled, the runtime closed."""
+        """Let the loop look again: a grammar is compiled, a request cancelled."""
         with self._changed:
             self._changed.notify_all()
 
@@ -65,9 +71,11 @@ class Scheduler:
             self._changed.notify_all()
         return dropped
 
-    def cancel_all(self) -> None:
-        """Cancel every request, in slots and waiting."""
+    def close(self) -> None:
+        """Take no more requests and cancel those in slots and in the queue."""
         with self._changed:
+            self._closed = True
+            self._changed.notify_all()
             for request in (*self._waiting, *(r for r in self._slots if r is not None)):
                 request.cancel()
 
@@ -82,12 +90,18 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def wait_for_work(self, closed: threading.Event) -> None:
-        """Block until a slot is taken, a waiting request can move or must leave, or ``closed`` is set."""
+    def wait_for_work(self) -> bool:
+        """Block until a slot is taken, or a waiting request can move or must leave. False once all work is done.
+
+        All work is done when the scheduler is closed and nothing is left in slots and queue.
+        """
         with self._changed:
-            while not closed.is_set() and not any(self._slots):
+            while not any(self._slots):
                 now = time.monotonic()
+                if self._closed:
+                    return bool(self._waiting)
                 if any(r.pending_rules.done() or r.interrupted(now) for r in self._waiting):
-                    return
+                    return True
                 deadlines = [r.deadline for r in self._waiting if r.deadline is not None]
                 self._changed.wait(min(deadlines) - now if deadlines else None)
+            return True

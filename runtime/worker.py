@@ -3,7 +3,6 @@
 import logging
 import threading
 
-from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.loop import Loop
 from tandemrt.runtime.request import Request
 
@@ -15,14 +14,11 @@ class Worker:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
     def submit(self, request: Request, *, block: bool) -> None:
-        """Queue ``request``. Raises QueueFull unless ``block``."""
-        if self._closed.is_set():
-            raise InternalError("this runtime was closed; open the bundle again")
+        """Queue ``request``. Raises QueueFull unless ``block``, and InternalError once closed."""
         self._loop.scheduler.submit(request, block=block)
         with self._starting:
             if self._thread is None:
@@ -31,19 +27,15 @@ class Worker:
 
     def close(self) -> None:
         """Cancel what is running or waiting and stop the thread. Safe to call twice."""
-        self._closed.set()
-        self._loop.scheduler.wake()
+        self._loop.scheduler.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
         with self._loop.clock.active():
-            while not self._closed.is_set():
-                self._loop.scheduler.wait_for_work(self._closed)
+            while self._loop.scheduler.wait_for_work():
                 try:
                     self._loop.step()
                 except Exception as error:
                     log.exception("a round failed; its requests end with an error")
                     self._loop.fail(error)
-            self._loop.scheduler.cancel_all()
-            self._loop.step()
