@@ -134,21 +134,22 @@ class Constraint:
             none behind a token that ends the request.
         """
         bitmask.check_rows(rows, len(draft) + 1, self._words)
-        rows[:] = bitmask.ALL
         self._empty_after = None
-        state, usable = self._state, 0
+        state, usable, written = self._state, 0, 0
         try:
             while state.phase is not Phase.DONE:
                 row = rows[usable]
                 self._phases.write_row(state, row)
-                if not row.any():
-                    self._empty_after = tuple(map(int, draft[:usable]))
+                written = usable + 1
                 if usable == len(draft) or not bitmask.allows(row, int(draft[usable])):
+                    if not row.any():
+                        self._empty_after = tuple(map(int, draft[:usable]))
                     break
                 state, _ = self._phases.step(state, int(draft[usable]))
                 usable += 1
         finally:
             self._phases.undo()
+        rows[written:] = bitmask.ALL
         return usable
 
     def commit(self, tokens: Sequence[int]) -> Commit:

@@ -140,11 +140,11 @@ class Phases:
         """Return the state after ``token``. Raises Refused if the state's row forbids it."""
         if state.phase is Phase.DONE:
             return state, None
+        length = state.length + 1
         after, edge = self._take(state, token)
-        after = after._replace(length=state.length + 1)
-        if after.finish is None and after.length == self._max_tokens:
-            after = after._replace(finish="length")
-        return (after._replace(phase=Phase.DONE) if after.finish else after), edge
+        if after.finish is None and length != self._max_tokens:
+            return after._replace(length=length), edge
+        return after._replace(length=length, phase=Phase.DONE, finish=after.finish or "length"), edge
 
     def undecided(self, state: State) -> int:
         """How many of the last tokens may still turn out to be part of a marker."""
@@ -221,7 +221,7 @@ class Phases:
         node = self._nodes[state.node].next.get(token, ROOT)
         if self._nodes[node].opens:
             return self._open_block(state)
-        return state._replace(node=node), None
+        return (state if node == state.node else state._replace(node=node)), None
 
     def _feed(self, grammar: Grammar, state: State, tokens: tuple[int, ...]) -> State:
         for token in tokens:
