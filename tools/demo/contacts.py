@@ -31,6 +31,9 @@ class Card:
     phone: str
     email: str
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.department}, {self.company}, {self.phone}, {self.email}"
+
 
 def write(draw: Draw) -> Piece:
     if draw.chance(0.3):
@@ -39,7 +42,7 @@ def write(draw: Draw) -> Piece:
     cards = [_card(draw, first, last, company) for first, last in draw.people(2)]
     wanted = draw.choice(cards)
     sentence = _together(draw, cards, company) if company else _apart(draw, cards)
-    working = [f"{card.name}: {card.phone}, {card.email}" for card in cards]
+    working = [str(card) for card in cards]
     request = draw.choice(
         [
             f"Please save {wanted.name}.",
@@ -66,7 +69,7 @@ def _moved(draw: Draw) -> Piece:
             f" Mail: {card.email}.",
         ]
     )
-    return _piece(draw, sentence, [f"{card.name}: {card.phone}, {card.email}", f"Old number: {old}"], card)
+    return _piece(draw, sentence, [f"Old number: {old}"], card)
 
 
 def _apart(draw: Draw, cards: list[Card]) -> str:
@@ -96,7 +99,7 @@ def _together(draw: Draw, cards: list[Card], company: str) -> str:
 def _piece(draw: Draw, sentence: str, working: list[str], card: Card) -> Piece:
     return Piece(
         draw.among_asides(sentence),
-        [*working, f"Wanted: {card.name}, {card.department} at {card.company}."],
+        [*working, f"Wanted: {card}"],
         {
             "kind": "contact",
             "name": card.name,

@@ -1,4 +1,4 @@
-"""The two demo models: Qwen3 architecture, one vocabulary, a target and a draft an eighth of its size."""
+"""The two demo models: Qwen3 architecture, one vocabulary, a target and a draft a twentieth of its size."""
 
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ TARGET_SHAPE = {
     "num_key_value_heads": 4,
 }
 DRAFT_SHAPE = {
-    "hidden_size": 128,
-    "intermediate_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 192,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

@@ -33,12 +33,13 @@ _console = Console()
 
 def main(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
-    steps: Annotated[int, typer.Option(help="Steps of the target")] = 16_000,
-    draft_steps: Annotated[int, typer.Option(help="Steps of the draft")] = 12_000,
+    steps: Annotated[int, typer.Option(help="Steps of the target")] = 6_000,
+    draft_steps: Annotated[int, typer.Option(help="Steps of the draft")] = 4_000,
     batch: Annotated[int, typer.Option(help="Examples per step")] = 512,
     seed: Annotated[int, typer.Option(help="Seed of data and initial weights")] = 0,
     out: Annotated[Path, typer.Option(help="Folder that receives target/ and draft/")] = models.CHECKPOINTS,
     workers: Annotated[int, typer.Option(help="Processes that make batches")] = max(1, (os.cpu_count() or 2) - 2),
+    draft_only: Annotated[bool, typer.Option("--draft-only", help="Keep the target that is in the folder")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the decoder layers")] = False,
 ) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -62,9 +63,10 @@ def main(
                 layer.compile(dynamic=False)
         return model
 
-    target = prepared(models.create(models.TARGET_SHAPE, tokenizer, seed))
-    _fit("target", target, _truth_loss(target), data(2 * seed, steps), steps, 2e-3, tokenizer)
-    models.save(target, tokenizer, out / "target")
+    if not draft_only:
+        target = prepared(models.create(models.TARGET_SHAPE, tokenizer, seed))
+        _fit("target", target, _truth_loss(target), data(2 * seed, steps), steps, 2e-3, tokenizer)
+        models.save(target, tokenizer, out / "target")
 
     torch.compiler.reset()  # the target's compiled layers count towards the limit on recompilations
     teacher, _ = models.load(out / "target")
