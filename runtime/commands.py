@@ -149,8 +149,8 @@ def doctor() -> None:
 def show(output: "RequestOutput") -> None:
     """Print one output: reasoning dimmed, then the text, then how it came about."""
     if output.reasoning:
-        console.print(f"[dim]{escape(output.reasoning.strip())}[/]")
-    console.print(escape(output.text.strip()), highlight=False)
+        console.print(f"[dim]{escape(output.reasoning.strip())}[/]", soft_wrap=True)
+    console.print(escape(output.text.strip()), highlight=False, soft_wrap=True)
     facts = [f"{len(output.token_ids)} tokens", f"finish: {output.finish_reason}", f"seed: {output.seed}"]
     if output.speculation.num_spec_steps:
         facts.append(f"acceptance length: {output.speculation.mean_acceptance_length:.2f}")
