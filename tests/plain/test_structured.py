@@ -2,6 +2,7 @@
 
 import json
 import random
+import socketserver
 import threading
 import time
 from dataclasses import replace
@@ -211,10 +212,26 @@ def test_validate_output_lets_a_schema_in_and_checks_the_text_instead(library):
     assert "not JSON" in compiled.check("[1, ")
 
 
+class Recorder(socketserver.BaseRequestHandler):
+    """Notes that somebody called and hangs up."""
+
+    def handle(self):
+        self.server.calls += 1
+
+
 def test_a_check_fetches_nothing(library):
-    schema = {"$ref": "http://127.0.0.1:9/schema"}
-    compiled = library().compile(StructuredOutputs(json=schema, validate_output=True)).result(timeout=20)
-    assert "cannot be checked" in compiled.check("1")
+    with socketserver.TCPServer(("127.0.0.1", 0), Recorder) as server:
+        server.calls = 0
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        schema = {"$ref": f"http://127.0.0.1:{server.server_address[1]}/schema"}
+        compiled = library().compile(StructuredOutputs(json=schema, validate_output=True)).result(timeout=20)
+        try:
+            assert "cannot be checked" in compiled.check("1")
+        finally:
+            server.shutdown()
+            thread.join()
+        assert server.calls == 0
 
 
 def test_closing_a_library_ends_its_threads(library):
