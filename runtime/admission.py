@@ -7,12 +7,12 @@ from transformers import PreTrainedTokenizerBase
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.params import SamplingParams
 from tandemrt.runtime.constraint import Constraint
-from tandemrt.runtime.params import SamplingParams
+from tandemrt.runtime.library import Compiled, GrammarLibrary
 from tandemrt.runtime.phases import Grammar
 from tandemrt.runtime.prompt import Prompt, token_ids
 from tandemrt.runtime.request import Listener, Request, Rules
-from tandemrt.runtime.structured import Compiled, GrammarLibrary
 from tandemrt.runtime.text import Transcript
 from tandemrt.runtime.thinking import ThinkingRule
 from tandemrt.runtime.vocabulary import vocabulary_from_tokenizer

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tandemrt.engines.params import SamplingParams
 from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.outputs import RequestOutput
-from tandemrt.runtime.params import SamplingParams
 from tandemrt.runtime.prompt import Prompt
 
 VERBS = ("propose", "target", "wait", "commit", "fill", "verify")

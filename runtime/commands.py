@@ -54,9 +54,8 @@ def run(
     threads: Threads = None,
 ) -> None:
     """Answer one prompt."""
+    from tandemrt.engines.params import SamplingParams, StructuredOutputs
     from tandemrt.runtime.llm import LLM
-    from tandemrt.runtime.params import SamplingParams
-    from tandemrt.runtime.structured import StructuredOutputs
 
     params = SamplingParams(
         temperature=temperature,
@@ -105,10 +104,9 @@ def bench(
     threads: Threads = None,
 ) -> None:
     """Measure tokens/s with and without speculation, acceptance, and the host's time per round."""
+    from tandemrt.engines.params import SamplingParams, StructuredOutputs
     from tandemrt.runtime.bench import compare
     from tandemrt.runtime.llm import LLM
-    from tandemrt.runtime.params import SamplingParams
-    from tandemrt.runtime.structured import StructuredOutputs
 
     def open_llm(window: int | None) -> "LLM":
         return LLM(bundle, device=device, threads=threads, window=window)

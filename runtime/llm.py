@@ -12,11 +12,11 @@ from transformers import AutoTokenizer
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest, InternalError, TandemError
+from tandemrt.engines.params import SamplingParams
 from tandemrt.runtime.admission import Admission
 from tandemrt.runtime.assemble import assemble
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.outputs import RequestOutput, StreamOutput
-from tandemrt.runtime.params import SamplingParams
 from tandemrt.runtime.prompt import Prompt, is_batch
 from tandemrt.runtime.request import Listener, Request
 from tandemrt.runtime.worker import Worker
@@ -113,8 +113,10 @@ class LLM:
         queue: asyncio.Queue[StreamOutput] = asyncio.Queue()
 
         def listen(item: StreamOutput) -> None:
-            if not loop.is_closed():
+            try:
                 loop.call_soon_threadsafe(queue.put_nowait, item)
+            except RuntimeError:  # the event loop was closed: nobody listens any longer
+                request.cancel()
 
         request = self._admission.admit(prompt, params or SamplingParams(), listen)
         self._worker.submit(request, block=False)

@@ -1,16 +1,20 @@
 """One request on its way through the rounds: its text so far, its constraint and how it ends."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from tandemrt.engines.params import SamplingParams
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.constraint import Constraint
 from tandemrt.runtime.outputs import RequestOutput, Speculation, StreamOutput
-from tandemrt.runtime.params import SamplingParams
+from tandemrt.runtime.phases import Phase
 from tandemrt.runtime.slots import SlotParams
 from tandemrt.runtime.text import Transcript
+
+log = logging.getLogger(__name__)
 
 Listener = Callable[[StreamOutput], None]
 
@@ -24,6 +28,9 @@ class Rules(NamedTuple):
 
 class Request:
     """State of one request. Everything but ``cancel`` is called by the loop's thread alone.
+
+    ``commit`` and ``finish`` change the state, ``tell`` then lets the listener know; the loop's books are in order by
+    then, so a listener may look at them or send the next request.
 
     ``tokens`` holds prompt and output; ``prefilled`` counts the prompt tokens in the caches. All but the last prompt
     token are prefilled: the last one is the first token a round feeds, so the first output token is decided by the
@@ -53,8 +60,8 @@ class Request:
         self.tokens = list(prompt)
         self.prefilled = 0
         self.speculation = Speculation(window)
-        self.finish_reason: str | None = None
         self.failure: Exception | None = None
+        self.output: RequestOutput | None = None  # set when the request has finished
         self._transcript = transcript
         self._listener = listener
         self._told = 0  # output tokens the listener knows
@@ -71,8 +78,12 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     @property
+    def finish_reason(self) -> str | None:
+        return self.output.finish_reason if self.output else None
+
+    @property
     def finished(self) -> bool:
-        return self.finish_reason is not None
+        return self.output is not None
 
     @property
     def prefill_end(self) -> int:
@@ -109,7 +120,7 @@ class Request:
         return "timeout" if self._deadline is not None and now >= self._deadline else None
 
     def commit(self, emitted: Sequence[int], drafted: int) -> None:
-        """Take in what verification emitted for this request and tell the listener. May finish the request."""
+        """Take in what verification emitted for this request. May finish it."""
         commit = self.constraint.commit(emitted)
         before = len(self.tokens)
         self.tokens += commit.kept
@@ -123,35 +134,48 @@ class Request:
         if drafted:
             self.speculation.record(drafted=drafted, kept=max(0, len(self.tokens) - before), emitted=len(emitted))
         if finish is not None:
-            self.finish(finish, stop_reason)
-        elif len(self.tokens) > before:
-            self._tell(None)
+            self._conclude(finish, stop_reason)
 
-    def finish(self, reason: str, stop_reason: str | int | None = None, failure: Exception | None = None) -> None:
-        """End the request, keeping the text so far."""
+    def finish(self, reason: str, failure: Exception | None = None) -> None:
+        """End the request from outside of its text, which is kept so far. Nothing happens if it has finished."""
         if self.finished:
             return
+        held = self.output_ids[self._transcript.tokens :]
+        if held and failure is None:  # what might have become a marker never will
+            self._transcript.add("reasoning" if self.constraint.phase is Phase.THINKING else "answer", held)
+        self._conclude(reason, failure=failure)
+
+    def tell(self) -> None:
+        """Tell the listener what is new: tokens and text that are certain, and the output of a finished request.
+
+        A listener that raises harms nobody else: its error is logged and its request cancelled.
+        """
+        certain = len(self.tokens) if self.finished else len(self.prompt) + self._transcript.tokens
+        tokens = self.tokens[len(self.prompt) + self._told : certain]
+        self._told += len(tokens)
+        if not tokens and not self.finished:
+            return
+        try:
+            self._listener(StreamOutput(self._transcript.take(), tokens, self.output))
+        except Exception:
+            log.exception("the listener of a request failed; the request is cancelled")
+            self.cancel()
+
+    def _conclude(self, reason: str, stop_reason: str | int | None = None, *, failure: Exception | None = None) -> None:
         self._transcript.finish()
         error = str(failure) if failure is not None else None
         if reason == "stop" and self._check is not None and (problem := self._check(self._transcript.text)):
             reason, error = "constraint", f"structured_outputs: the finished text is not valid: {problem}"
-        self.finish_reason, self.failure = reason, failure
-        self._tell(
-            RequestOutput(
-                text=self._transcript.text,
-                reasoning=self._transcript.reasoning,
-                token_ids=self.output_ids,
-                prompt_token_ids=self.prompt,
-                finish_reason=reason,
-                stop_reason=stop_reason,
-                seed=self.seed,
-                speculation=self.speculation,
-                forced_ends=self.forced_ends,
-                error=error,
-            )
+        self.failure = failure
+        self.output = RequestOutput(
+            text=self._transcript.text,
+            reasoning=self._transcript.reasoning,
+            token_ids=self.output_ids,
+            prompt_token_ids=self.prompt,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            seed=self.seed,
+            speculation=self.speculation,
+            forced_ends=self.forced_ends,
+            error=error,
         )
-
-    def _tell(self, output: RequestOutput | None) -> None:
-        tokens = self.tokens[len(self.prompt) + self._told :]
-        self._told += len(tokens)
-        self._listener(StreamOutput(self._transcript.take(), tokens, output))

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tandemrt.engines.errors import TandemError as TandemError
+    from tandemrt.engines.params import SamplingParams as SamplingParams
+    from tandemrt.engines.params import StructuredOutputs as StructuredOutputs
     from tandemrt.runtime.llm import LLM as LLM
     from tandemrt.runtime.outputs import RequestOutput as RequestOutput
     from tandemrt.runtime.outputs import StreamOutput as StreamOutput
-    from tandemrt.runtime.params import SamplingParams as SamplingParams
-    from tandemrt.runtime.structured import StructuredOutputs as StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -17,9 +17,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "tandemrt.runtime.llm",
     "RequestOutput": "tandemrt.runtime.outputs",
-    "SamplingParams": "tandemrt.runtime.params",
+    "SamplingParams": "tandemrt.engines.params",
     "StreamOutput": "tandemrt.runtime.outputs",
-    "StructuredOutputs": "tandemrt.runtime.structured",
+    "StructuredOutputs": "tandemrt.engines.params",
     "TandemError": "tandemrt.engines.errors",
 }
 __all__ = [*_HOMES, "__version__"]

@@ -3,14 +3,17 @@
 import json
 import random
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 
 import pytest
 
-from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.structured import GrammarCache, GrammarLibrary, StructuredOutputs
+from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.engines.params import StructuredOutputs
+from tandemrt.runtime.library import GrammarCache, GrammarLibrary
 from tests.plain.constraints import STOP, VOCABULARY, spell
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -234,12 +237,28 @@ def test_a_check_fetches_nothing(library):
         assert server.calls == 0
 
 
-def test_closing_a_library_ends_its_threads(library):
+def test_closing_a_library_ends_its_threads_and_refuses_what_comes(library):
     before = set(threading.enumerate())
     grammars = library(workers=3)
-    threads = set(threading.enumerate()) - before
-    assert len(threads) == 3
+    for letter in "abc":
+        grammars.compile(StructuredOutputs(regex=letter)).result(timeout=20)
+    threads = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("grammar")}
+    assert 1 <= len(threads) <= 3
     grammars.close()
     for thread in threads:
         thread.join(timeout=10)
         assert not thread.is_alive()
+    with pytest.raises(InternalError, match="closed"):
+        grammars.compile(StructuredOutputs(regex="d"))
+
+
+def test_a_process_may_end_while_a_grammar_compiles():
+    """The compiler cannot be interrupted, and a thread that the interpreter ends inside it would abort the process."""
+    script = (
+        "from tests.plain.test_structured import MANY_WORDS, SLOW\n"
+        "from tandemrt.engines.params import StructuredOutputs\n"
+        "from tandemrt.runtime.library import GrammarLibrary\n"
+        "GrammarLibrary(MANY_WORDS, ()).compile(StructuredOutputs(json=SLOW))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,23 +1,34 @@
-"""Contacts: several people, several numbers; the working says which is whose before it picks the person asked for."""
+"""Contacts: several people, several numbers; the working says which is whose."""
 
 import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
 from tools.demo import lexicon
-from tools.demo.draw import Draw, Piece
+from tools.demo.draw import Draw, Piece, Value
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "kind": {"const": "contact"},
-        "name": {"type": "string"},
-        "company": {"type": "string"},
-        "department": {"enum": lexicon.DEPARTMENTS},
-        "phone": {"type": "string", "pattern": "^\\+[0-9]+ [0-9]+ [0-9]+$"},
-        "email": {"type": "string"},
+        "cards": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "company": {"type": "string"},
+                    "department": {"enum": lexicon.DEPARTMENTS},
+                    "phone": {"type": "string", "pattern": "^\\+[0-9]+ [0-9]+ [0-9]+$"},
+                    "email": {"type": "string"},
+                },
+                "required": ["name", "company", "department", "phone", "email"],
+                "additionalProperties": False,
+            },
+        },
     },
-    "required": ["kind", "name", "company", "department", "phone", "email"],
+    "required": ["kind", "cards"],
     "additionalProperties": False,
 }
 
@@ -40,20 +51,17 @@ def write(draw: Draw) -> Piece:
         return _moved(draw)
     company = draw.choice(lexicon.COMPANIES) if draw.chance(0.4) else None
     cards = [_card(draw, first, last, company) for first, last in draw.people(2)]
-    wanted = draw.choice(cards)
     sentence = _together(draw, cards, company) if company else _apart(draw, cards)
-    working = [str(card) for card in cards]
     request = draw.choice(
         [
-            f"Please save {wanted.name}.",
-            f"Add {wanted.name} to the address book.",
-            f"I only need {wanted.name}'s card.",
-            f"Which of these belongs to {wanted.first}?",
-            f"Make an entry for {wanted.first}.",
+            "Please save both.",
+            "Add them to the address book.",
+            "I need a card for each.",
+            "Make two entries.",
         ]
     )
     ordered = f"{request} {sentence}" if draw.chance(0.2) else f"{sentence} {request}"
-    return _piece(draw, ordered, working, wanted)
+    return _piece(draw, ordered, [], cards)
 
 
 def _moved(draw: Draw) -> Piece:
@@ -69,7 +77,7 @@ def _moved(draw: Draw) -> Piece:
             f" Mail: {card.email}.",
         ]
     )
-    return _piece(draw, sentence, [f"Old number: {old}"], card)
+    return _piece(draw, sentence, [f"Old number: {old}"], [card])
 
 
 def _apart(draw: Draw, cards: list[Card]) -> str:
@@ -96,19 +104,18 @@ def _together(draw: Draw, cards: list[Card], company: str) -> str:
     )
 
 
-def _piece(draw: Draw, sentence: str, working: list[str], card: Card) -> Piece:
-    return Piece(
-        draw.among_asides(sentence),
-        [*working, f"Wanted: {card}"],
+def _piece(draw: Draw, sentence: str, working: list[str], cards: list[Card]) -> Piece:
+    entries: list[Value] = [
         {
-            "kind": "contact",
             "name": card.name,
             "company": card.company,
             "department": card.department,
             "phone": card.phone,
             "email": card.email,
-        },
-    )
+        }
+        for card in cards
+    ]
+    return Piece(draw.among_asides(sentence), [*working, *map(str, cards)], {"kind": "contact", "cards": entries})
 
 
 def _card(draw: Draw, first: str, last: str, company: str | None) -> Card:

@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 
+from tandemrt.engines.params import SamplingParams, StructuredOutputs
 from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.outputs import RequestOutput
-from tandemrt.runtime.params import SamplingParams
-from tandemrt.runtime.structured import StructuredOutputs
 from tools.demo.corpus import Example, held_out
 
 console = Console()

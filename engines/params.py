@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from tandemrt.engines.errors import BadRequest
-from tandemrt.engines.validation import Section, explain, refuse
-from tandemrt.runtime.structured import StructuredOutputs
+from tandemrt.engines.validation import Record, Section, explain, refuse
 
 Token = Annotated[int, Field(strict=True, ge=0)]
 Count = Annotated[int, Field(strict=True, ge=0)]
@@ -42,7 +41,7 @@ class SamplingParams(Section):
     banned_token_ids: tuple[Token, ...] = ()
 
     thinking_token_budget: Annotated[int, Field(strict=True, ge=-1)] | None = None  # -1 and None: no budget
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: "StructuredOutputs | None" = None
 
     rule: Literal["coupled", "rejection"] = "coupled"
     window: Count | None = None  # drafted tokens per round, at most the engine's; 0 switches speculation off
@@ -60,4 +59,51 @@ class SamplingParams(Section):
             raise refuse(f"min_tokens must be at most max_tokens ({self.max_tokens}); got {self.min_tokens}")
         if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.banned_token_ids):
             raise refuse("allowed_token_ids must leave a token that banned_token_ids does not ban")
+        return self
+
+
+class StructuredOutputs(Record):
+    """The shape an answer must have: exactly one of the five kinds. Anything else raises BadRequest.
+
+    Attributes:
+        json: a JSON schema (draft 2020-12), as an object or as text.
+        json_object: True for any JSON object.
+        regex: a regular expression for the whole answer.
+        choice: the answers to choose from.
+        grammar: an EBNF grammar with a rule ``root``.
+        disable_any_whitespace: JSON in one fixed layout instead of with any whitespace.
+        validate_output: accept schemas with keywords that a grammar cannot enforce, and check the finished text.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    json_schema: dict[str, Any] | StrictBool | str | None = Field(None, alias="json")
+    json_object: StrictBool | None = None
+    regex: str | None = Field(None, min_length=1)
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = Field(None, min_length=1)
+    disable_any_whitespace: StrictBool = False
+    validate_output: StrictBool = False
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise BadRequest("\n".join(f"structured_outputs: {line}" for line in explain(error).split("\n"))) from error
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "StructuredOutputs":
+        kinds = ("json", "json_object", "regex", "choice", "grammar")
+        values = (self.json_schema, self.json_object, self.regex, self.choice, self.grammar)
+        named = [kind for kind, value in zip(kinds, values, strict=True) if value is not None]
+        if len(named) != 1:
+            raise refuse(f"exactly one of {', '.join(kinds)} must be given, got {' and '.join(named) or 'none'}")
+        if self.json_object is False:
+            raise refuse("json_object must be True, got False; leave it out for free text")
+        if self.choice is not None and (not self.choice or not all(self.choice)):
+            raise refuse(f"choice must be a non-empty list of non-empty texts, got {list(self.choice)}")
+        if self.validate_output and self.json_schema is None:
+            raise refuse(f"validate_output must come with json, got {named[0]}, which is enforced without it")
+        if self.disable_any_whitespace and named[0] not in ("json", "json_object"):
+            raise refuse(f"disable_any_whitespace must come with json or json_object, got {named[0]}")
         return self
