@@ -26,8 +26,8 @@ class SamplingParams(Section):
     model_config = ConfigDict(strict=False)  # lists for tuples; numbers are strict where it matters
 
     temperature: float = Field(1.0, ge=0.0, le=100.0, allow_inf_nan=False)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: Annotated[int, Field(strict=True, ge=-1)] = 0  # 0 and -1: off
+    top_p: float = Field(1.0, ge=2.0**-126, le=1.0)  # below, float32 might make it 0, which is off
+    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] = 0  # 0 and -1: off
     min_p: float = Field(0.0, ge=0.0, le=1.0)
     seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)] | None = None  # None: drawn, reported in the output
 

@@ -43,7 +43,6 @@ class RoundBuffers:
         self.words = mask_words(vocab)
         self.prompts = torch.zeros(slots, length, dtype=torch.int64, device=device)
         self.token_ids = Buffer((slots, rows), torch.int64, device)
-        self.score_rows = torch.arange(rows, device=device).repeat(slots)
         self.draft_tokens = Buffer((slots, rows), torch.int64, device, host=True)
         self.draft_len = Buffer((slots,), torch.int64, device, host=True)
         self.bitmask = Buffer((slots, rows, self.words), torch.int32, device, host=True)

@@ -126,7 +126,8 @@ class Loop:
             if reason is not None:
                 self._end(slot, request, reason)
         for request in self.scheduler.drop_waiting(now):
-            self._count(request, request.finish_reason or "")
+            self._count(request)
+            request.tell()
 
     def _join(self) -> None:
         """Waiting requests join free slots; prompts go into the caches, ``prefill_chunk`` tokens a round in all."""
@@ -180,9 +181,10 @@ class Loop:
                 continue
             self.metrics.emitted += len(emitted)
             self.metrics.kept += len(request.tokens) - before
-            if request.finish_reason is not None:
+            if request.output is not None:
                 self.scheduler.free(slot)
-                self._count(request, request.finish_reason)
+                self._count(request)
+            request.tell()
 
     def _fill(self, rows: Mapping[int, Request], batch: int, window: int) -> dict[int, int]:
         """Write the masks and draft lengths of this round and enqueue their copies. Other rows may emit nothing."""
@@ -219,10 +221,12 @@ class Loop:
         return usable
 
     def _end(self, slot: int, request: Request, reason: str, failure: Exception | None = None) -> None:
-        request.finish(reason, failure=failure)
+        request.finish(reason, failure)
         self.scheduler.free(slot)
-        self._count(request, reason)
+        self._count(request)
+        request.tell()
 
-    def _count(self, request: Request, reason: str) -> None:
+    def _count(self, request: Request) -> None:
+        reason = request.finish_reason or ""
         self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
         self.metrics.forced_ends += request.forced_ends

@@ -37,7 +37,7 @@ def token_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, valid_token
 
 def _encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if isinstance(prompt, str):
-        return [int(i) for i in tokenizer.encode(prompt)]
+        return _encode_text(prompt, tokenizer)
     items: list[Any] = list(prompt)
     if items and all(isinstance(item, Mapping) for item in items):
         return _encode_chat(items, tokenizer)
@@ -51,4 +51,15 @@ def _encode_chat(messages: list[Any], tokenizer: PreTrainedTokenizerBase) -> lis
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # templates raise whatever their author wrote
         raise BadRequest(f"prompt: the chat template refused the messages: {error}; received {messages!r}") from error
-    return [int(i) for i in tokenizer.encode(str(text), add_special_tokens=False)]
+    return _encode_text(str(text), tokenizer, add_special_tokens=False)
+
+
+def _encode_text(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            f"prompt: must be text that UTF-8 can spell, received {text[error.start]!r} at character {error.start}; "
+            "join or drop lone surrogates"
+        ) from None
+    return [int(i) for i in tokenizer.encode(text, add_special_tokens=add_special_tokens)]

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 
 from tandemrt.engines.errors import InternalError, QueueFull
 from tandemrt.runtime.request import Request
@@ -14,7 +13,8 @@ class Scheduler:
 
     def __init__(self, slots: int, queue_limit: int) -> None:
         self.queue_limit = queue_limit
-        self._slots: list[Request | None] = [None] * slots
+        self._slots: dict[int, Request] = {}  # in order of admission
+        self._count = slots
         self._waiting: deque[Request] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -47,7 +47,7 @@ class Scheduler:
         """Give free slots to waiting requests that are ready; one whose grammar is compiling keeps nobody waiting."""
         admitted = []
         with self._changed:
-            free = [slot for slot, request in enumerate(self._slots) if request is None]
+            free = [slot for slot in range(self._count) if slot not in self._slots]
             ready = [r for r in self._waiting if r.pending_rules.done() and not r.pending_rules.exception()]
             for slot, request in zip(free, ready, strict=False):
                 self._waiting.remove(request)
@@ -58,7 +58,10 @@ class Scheduler:
         return admitted
 
     def drop_waiting(self, now: float) -> list[Request]:
-        """Finish waiting requests that were cancelled, are overdue, or whose constraint could not be made."""
+        """Finish waiting requests that were cancelled, are overdue, or whose constraint could not be made.
+
+        Their listeners are not told yet: the caller does it, outside of the lock.
+        """
         dropped = []
         with self._changed:
             for request in list(self._waiting):
@@ -66,7 +69,7 @@ class Scheduler:
                 failure = request.pending_rules.exception() if request.pending_rules.done() else None
                 if reason is not None or failure is not None:
                     self._waiting.remove(request)
-                    request.finish(reason or "error", failure=failure if isinstance(failure, Exception) else None)
+                    request.finish(reason or "error", failure if isinstance(failure, Exception) else None)
                     dropped.append(request)
             self._changed.notify_all()
         return dropped
@@ -76,15 +79,16 @@ class Scheduler:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            for request in (*self._waiting, *(r for r in self._slots if r is not None)):
+            for request in (*self._waiting, *self._slots.values()):
                 request.cancel()
 
     def free(self, slot: int) -> None:
-        self._slots[slot] = None
+        with self._changed:
+            del self._slots[slot]
 
-    def slots(self) -> Iterator[tuple[int, Request]]:
-        """The requests in slots, by slot number."""
-        return iter([(slot, request) for slot, request in enumerate(self._slots) if request is not None])
+    def slots(self) -> list[tuple[int, Request]]:
+        """The requests in slots and their slot numbers, in order of admission."""
+        return list(self._slots.items())
 
     @property
     def waiting(self) -> int:
@@ -96,12 +100,12 @@ class Scheduler:
         All work is done when the scheduler is closed and nothing is left in slots and queue.
         """
         with self._changed:
-            while not any(self._slots):
+            while not self._slots:
                 now = time.monotonic()
                 if self._closed:
                     return bool(self._waiting)
                 if any(r.pending_rules.done() or r.interrupted(now) for r in self._waiting):
                     return True
                 deadlines = [r.deadline for r in self._waiting if r.deadline is not None]
-                self._changed.wait(min(deadlines) - now if deadlines else None)
+                self._changed.wait(min(min(deadlines) - now, threading.TIMEOUT_MAX) if deadlines else None)
             return True

@@ -30,7 +30,8 @@ class Tandem:
     def prefill(self, slot: int, start: int, count: int) -> None:
         """Put prompt tokens [start, start + count) of ``slot`` into the cache; its ``length`` must be ``start``."""
         target = self.engines["target"]
-        prefill_call(target, self.cache, self.buffers, self.state, slot, start, count, self._prompt_end).run()
+        prompt, length = self.buffers.prompts[slot, start : start + count], self.state.view("length", slot + 1)[slot:]
+        prefill_call(target, self.cache, slot, prompt, length, self._prompt_end, self.buffers.logits).run()
 
     def score(self, batch: int, window: int) -> None:
         """Run the target over the newest token and ``window`` drafted ones of slots [0, batch)."""
@@ -81,21 +82,19 @@ class Tandem:
 def prefill_call(
     engine: Engine,
     kv: LinearCache,
-    buffers: RoundBuffers,
-    state: SlotState,
     slot: int,
-    start: int,
-    count: int,
+    tokens: torch.Tensor,
+    length: torch.Tensor,
     score_rows: torch.Tensor,
+    logits: Buffer,
 ) -> Call:
-    """Bind one chunk of one slot's prompt. A chunk's logits are not read, so they go where a round's go."""
-    vocab = logits_width(engine.contract)
+    """Bind one chunk of one slot's prompt. A chunk's logits are not read, so they go where those of a round go."""
     return engine.bind(
         {
-            "token_ids": buffers.prompts[slot : slot + 1, start : start + count],
-            "write_index": state.view("length", slot + 1)[slot:],
+            "token_ids": tokens[None],
+            "write_index": length,
             "score_rows": score_rows,
-            "logits": buffers.logits.view(1, 1, vocab),
+            "logits": logits.view(1, 1, logits_width(engine.contract)),
             **kv.rows(slot, 1),
         }
     )

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 
 @dataclass(frozen=True)
@@ -20,6 +19,10 @@ class Section:
 
     ``text`` is everything decoded so far; ``released`` counts the characters of it that can no longer change: what
     may turn out to be the beginning of a stop string is held back.
+
+    Tokens are decoded in groups that end with a whole character, behind the group before them, because decoders join
+    what they are given (spaces, bytes). tokenizers' DecodeStream does the same, but raises where a decoder takes back
+    a character: byte fallback spells a run of byte tokens anew once it turns out not to be UTF-8.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
@@ -28,39 +31,52 @@ class Section:
         self.stopped_by: str | None = None
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._token_ids: list[int] = []
+        self._context: list[int] = []  # the last group that gave text
+        self._spelled = ""  # what it decodes to alone
+        self._group: list[int] = []  # tokens behind it
 
     def push(self, token_id: int, *, include_stop: bool) -> None:
         """Add one token. On the first stop string found, cut the text there and set ``stopped_by``."""
-        self._token_ids.append(token_id)
-        self._extend(self._stream.step(self._tokenizer, token_id) or "", include_stop=include_stop)
+        self._group.append(token_id)
+        self._extend(self._decode_group(half=False), include_stop=include_stop)
 
     def finish(self) -> None:
         """Release what was held back, the bytes of an incomplete character (as U+FFFD) included."""
         if self.stopped_by is None:
-            whole = str(self._tokenizer.decode(self._token_ids, skip_special_tokens=True))
-            self.text += whole[len(self.text) :]
+            self.text += self._decode_group(half=True)
         self.released = len(self.text)
+
+    def _decode_group(self, *, half: bool) -> str:
+        """What the group adds to the text; nothing while it ends in half a character, unless ``half``."""
+        text = self._decode(self._context + self._group)
+        if text.endswith("\ufffd") and not half:
+            return ""
+        taken_back = not text.startswith(self._spelled)
+        added = self._decode(self._group) if taken_back else text[len(self._spelled) :]
+        if added:
+            self._context, self._group = self._group, []
+            self._spelled = self._decode(self._context)
+        return added
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def _extend(self, piece: str, *, include_stop: bool) -> None:
         if not piece:
             return
-        longest = max(map(len, self._stops), default=1)
-        start = max(0, len(self.text) - longest + 1)
         self.text += piece
-        found = [(at, stop) for stop in self._stops if (at := self.text.find(stop, start)) >= 0]
-        if found:
-            at, self.stopped_by = min(found)
-            self.text = self.text[: at + len(self.stopped_by) if include_stop else at]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self.text.find(stop, self.released)) >= 0]
+        if found:  # the one completed first, so that no tokenization matters; of those, the one that begins first
+            end, at, self.stopped_by = min(found)
+            self.text = self.text[: end if include_stop else at]
             self.released = len(self.text)
         else:
-            self.released = max(self.released, len(self.text) - self._held())
+            self.released = len(self.text) - self._held()
 
     def _held(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
         longest = max(map(len, self._stops), default=1) - 1
-        for length in range(min(longest, len(self.text)), 0, -1):
+        for length in range(min(longest, len(self.text) - self.released), 0, -1):
             if any(stop.startswith(self.text[-length:]) for stop in self._stops):
                 return length
         return 0
@@ -91,8 +107,12 @@ class Transcript:
     def add(self, kind: str, token_ids: Sequence[int]) -> bool:
         """Add tokens of one kind (reasoning, marker, answer). True when a stop string ended the text at that token.
 
-        Tokens behind the one that completed the stop string are not counted in ``tokens``.
+        Tokens behind the one that completed the stop string are not counted in ``tokens``. The other kind's text ends
+        here: nothing of it is held back any longer, and a stop string does not straddle the gap.
         """
+        for other in self._sections:
+            if other != kind:
+                self._sections[other].finish()
         for token_id in token_ids:
             self.tokens += 1
             section = self._sections.get(kind)  # markers belong to neither text

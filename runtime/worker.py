@@ -19,11 +19,11 @@ class Worker:
 
     def submit(self, request: Request, *, block: bool) -> None:
         """Queue ``request``. Raises QueueFull unless ``block``, and InternalError once closed."""
-        self._loop.scheduler.submit(request, block=block)
-        with self._starting:
+        with self._starting:  # before the request is queued: whoever closes must find the thread to wait for
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tandemrt-loop", daemon=True)
                 self._thread.start()
+        self._loop.scheduler.submit(request, block=block)
 
     def close(self) -> None:
         """Cancel what is running or waiting and stop the thread. Safe to call twice."""

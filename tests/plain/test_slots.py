@@ -1,0 +1,41 @@
+"""What the device believes of a slot is what a list of tokens would say."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandemrt.runtime.slots import SlotParams, SlotState
+
+SLOTS = 3
+WINDOW = st.integers(0, 4)
+
+
+@given(
+    st.lists(st.integers(0, 99), min_size=1, max_size=3),
+    st.lists(WINDOW.flatmap(lambda k: st.tuples(st.just(k), st.lists(st.lists(st.integers(0, 99), max_size=k + 1),
+             min_size=SLOTS, max_size=SLOTS))), max_size=6),
+)  # fmt: skip
+def test_slots_advance_as_their_texts_grow(prompt: list[int], rounds: list[tuple[int, list[list[int]]]]) -> None:
+    state = SlotState(SLOTS, torch.device("cpu"))
+    texts = [list(prompt) for _ in range(SLOTS)]
+    for slot in range(SLOTS):
+        state.place(slot, length=len(prompt) - 1, last=prompt[-1], previous=prompt[max(0, len(prompt) - 2)])
+    for window, emitted in rounds:
+        padded = [row + [-1] * (window + 1 - len(row)) for row in emitted]
+        state.advance(torch.tensor(padded), torch.tensor([len(row) for row in emitted]))
+        for text, row in zip(texts, emitted, strict=True):
+            text += row
+    assert state.view("length", SLOTS).tolist() == [len(text) - 1 for text in texts]
+    assert state.view("last", SLOTS).tolist() == [text[-1] for text in texts]
+    assert state.view("previous", SLOTS).tolist() == [text[max(0, len(text) - 2)] for text in texts]
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
+def test_a_slot_samples_as_its_newest_request_asked(seed: int) -> None:
+    state = SlotState(SLOTS, torch.device("cpu"))
+    state.admit(1, SlotParams(0.5, 7, 0.25, 0.125, 1, 0))
+    state.admit(1, SlotParams(2.0, 3, 0.5, 0.75, seed, 1))
+    expected = {"temperature": 2.0, "top_k": 3, "top_p": 0.5, "min_p": 0.75, "seed": seed, "rule": 1, "position": 0}
+    assert {name: values.tolist()[1] for name, values in state.sampling(SLOTS).items()} == expected
+    assert all(values.tolist()[0] == values.tolist()[2] == 0 for values in state.sampling(SLOTS).values())
