@@ -41,7 +41,7 @@ def assemble(
             f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r}; "
             "use device='cpu', or install a torch built for CUDA on a machine with a GPU"
         )
-    if where.type == "cuda" and where.index is None:  # every thread would have a current device of its own
+    if str(where) == "cuda":  # without a number, every thread would have a current device of its own
         where = torch.device("cuda", torch.cuda.current_device())
     clock = Clock(where)
     with clock.active():

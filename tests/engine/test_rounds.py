@@ -12,6 +12,7 @@ import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
+from tandemrt.runtime.request import Request
 
 
 @pytest.fixture
@@ -251,6 +252,137 @@ def test_requests_come_from_many_threads_at_once(llm: LLM) -> None:
     assert [found[i] for i in range(8)] == expected
 
 
+def test_a_listener_that_raises_harms_no_neighbour(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    expected = llm.generate(["left", "right"], endless(max_tokens=30))
+    neighbours: list[StreamOutput] = []
+    both = threading.Semaphore(0)
+
+    def listen(item: StreamOutput) -> None:
+        if item.output is not None:
+            neighbours.append(item)
+            both.release()
+
+    def broken(item: StreamOutput) -> None:
+        raise RuntimeError(f"no room for {len(item.token_ids)} tokens")
+
+    llm.submit("left", endless(max_tokens=30), listen)
+    llm.submit("broken", endless(), broken)
+    llm.submit("right", endless(max_tokens=30), listen)
+    assert all(both.acquire(timeout=20) for _ in range(2))
+    assert sorted(item.output.token_ids for item in neighbours if item.output) == sorted(o.token_ids for o in expected)
+    assert "the listener of a request failed" in caplog.text
+    assert llm.generate("later", endless(max_tokens=2)).finish_reason == "length"
+    assert llm.metrics.finished == {"length": 5, "cancelled": 1}
+
+
+def test_a_listener_that_raises_while_an_engine_fails_leaves_the_loop_alive(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(batch: int, window: int) -> None:
+        raise RuntimeError(f"no memory for {batch} rows of {window}")
+
+    ended = threading.Event()
+
+    def broken(_: StreamOutput) -> None:
+        ended.set()
+        raise RuntimeError("nobody listens")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(llm._loop.tandem, "score", fail)
+        llm.submit("broken", endless(), broken)
+        assert ended.wait(10)
+    assert "no memory" in caplog.text
+    assert llm.generate("later", endless(max_tokens=2)).finish_reason == "length"
+
+
+def test_the_books_are_in_order_when_a_listener_hears_of_the_end(llm: LLM) -> None:
+    seen: list[tuple[dict[str, int], int, int]] = []
+    done = threading.Event()
+
+    def listen(item: StreamOutput) -> None:
+        if item.output is not None:
+            seen.append((dict(llm.metrics.finished), llm.metrics.kept, len(llm._loop.scheduler.slots())))
+            done.set()
+
+    llm.submit("one", endless(max_tokens=7), listen)
+    assert done.wait(10)
+    assert seen == [({"length": 1}, 7, 0)]
+
+
+def test_a_listener_runs_outside_of_the_queues_lock(llm: LLM) -> None:
+    """The dropped request's listener waits for another thread, which sends a request meanwhile."""
+    done: list[str] = []
+    over = threading.Event()
+
+    def listen(item: StreamOutput) -> None:
+        if item.output is not None:
+            other = threading.Thread(target=lambda: llm.submit("other", endless(max_tokens=2), lambda _: None))
+            other.start()
+            other.join(5)
+            done.append("blocked" if other.is_alive() else item.output.finish_reason)
+            over.set()
+
+    for _ in range(4):
+        llm.submit("occupies a slot", endless(), lambda _: None)
+    llm.submit("waits in the queue", endless(timeout_s=1e-6), listen)
+    assert over.wait(20)
+    assert done == ["timeout"]
+
+
+def test_whoever_closes_waits_for_the_first_request_as_well(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(tiny_bundle, threads=1)
+    submit = llm._loop.scheduler.submit
+
+    def close_behind(request: Request, *, block: bool) -> None:
+        submit(request, block=block)
+        closer = threading.Thread(target=llm.close)
+        closer.start()
+        closer.join(10)
+
+    monkeypatch.setattr(llm._loop.scheduler, "submit", close_behind)
+    request = llm.submit("first", endless(), lambda _: None)
+    assert request.finished
+
+
+def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    score, closed, rounds = llm._loop.tandem.score, threading.Event(), []
+
+    def hold(batch: int, window: int) -> None:
+        rounds.append(batch)
+        if len(rounds) > 2:
+            closed.wait(10)
+        score(batch, window)
+
+    monkeypatch.setattr(llm._loop.tandem, "score", hold)
+    events = asyncio.new_event_loop()
+    stream = llm.stream("abandoned", endless())
+    first = events.run_until_complete(anext(stream))
+    events.close()
+    closed.set()
+    assert first.token_ids
+    deadline = time.monotonic() + 10
+    while not llm.metrics.finished and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert llm.metrics.finished == {"cancelled": 1}
+
+
+def test_a_draft_may_have_another_dtype_than_its_target(tmp_path: Path) -> None:
+    from tandemrt.engines.recipe import Recipe
+    from tandemrt.export.build import build
+    from tests.makers import tiny_checkpoint, write_recipe
+
+    target, draft = (tiny_checkpoint(tmp_path / name, layers=1, seed=1) for name in ("target", "draft"))
+    recipe = write_recipe(tmp_path / "mixed.toml", target=target, draft=draft)
+    recipe.write_text(
+        recipe.read_text().replace(f'checkpoint = "{draft}"', f'checkpoint = "{draft}"\ndtype = "float16"')
+    )
+    with LLM(build(Recipe.load(recipe), tmp_path / "bundle").folder, threads=1) as llm:
+        output = llm.generate("a prompt of two chunks", endless(max_tokens=12))
+        plain = llm.generate("a prompt of two chunks", endless(max_tokens=12, window=0))
+    assert output.token_ids == plain.token_ids
+    assert output.speculation.num_accepted_draft_tokens > 0
+
+
 def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> None:
     llm = LLM(tiny_bundle, threads=1)
     items: list[StreamOutput] = []
@@ -266,6 +398,8 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> 
     ("prompt", "params", "message"),
     [
         ("", {}, "prompt: must hold at least one token"),
+        ("a\ud800", {}, "prompt: must be text that UTF-8 can spell, received .* at character 1"),
+        ([{"role": "user", "content": "\ud800"}], {}, "prompt: must be text that UTF-8 can spell"),
         ([], {}, "prompt: must hold at least one token"),
         (list(range(96)), {}, "prompt: at most 95 tokens leave room for an output, received 96"),
         ([1, 300], {}, r"prompt: token ids must be in 0..\d+, received 300"),

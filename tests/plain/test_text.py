@@ -3,22 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 
 from tandemrt.runtime.outputs import Speculation
 from tandemrt.runtime.text import Transcript
+from tests.plain.requests import TOKENIZER
 
-
-def byte_tokenizer() -> Tokenizer:
-    """One token per byte, so that characters and stop strings straddle tokens as badly as they can."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-TOKENIZER = byte_tokenizer()
 STOPS = st.lists(st.text("ab\né", min_size=1, max_size=4), max_size=3, unique=True)
 
 
