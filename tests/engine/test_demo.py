@@ -1,0 +1,153 @@
+"""The demo end to end: trained models, reasoning, JSON, budgets; transformers and jsonschema as oracles."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
+from tools.demo import held_out
+from tools.demo.models import CHECKPOINTS
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+EXAMPLES = held_out(24)
+
+
+@pytest.fixture(scope="module")
+def llm(demo_bundle: Path) -> Iterator[LLM]:
+    with LLM(demo_bundle, threads=1) as opened:
+        yield opened
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_greedy_tokens_are_those_of_transformers(llm: LLM) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(CHECKPOINTS / "target", dtype=torch.float32)
+    outputs = llm.generate([e.prompt_messages() for e in EXAMPLES[:6]], SamplingParams(temperature=0.0))
+    for output in outputs:
+        prompt = torch.tensor([output.prompt_token_ids])
+        mask = torch.ones_like(prompt)
+        expected = model.generate(prompt, attention_mask=mask, do_sample=False, max_new_tokens=len(output.token_ids))
+        assert output.token_ids == expected[0, prompt.shape[1] :].tolist()
+    assert max(output.speculation.mean_acceptance_length for output in outputs) > 3
+
+
+def test_answers_are_right_and_valid_and_the_same_without_speculation(llm: LLM) -> None:
+    prompts = [e.prompt_messages() for e in EXAMPLES]
+    params = [SamplingParams(temperature=0.0, structured_outputs=StructuredOutputs(json=e.schema)) for e in EXAMPLES]
+    outputs = llm.generate(prompts, params)
+    plain = llm.generate(prompts, [p.model_copy(update={"window": 0}) for p in params])
+    for output, example in zip(outputs, EXAMPLES, strict=True):
+        jsonschema.validate(json.loads(output.text), example.schema)
+        assert output.finish_reason == "stop"
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
+    right = sum(o.text == e.record for o, e in zip(outputs, EXAMPLES, strict=True))
+    assert right >= 0.9 * len(EXAMPLES)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7, 30])
+def test_a_thinking_budget_is_exact_and_the_answer_is_still_valid(llm: LLM, budget: int) -> None:
+    end = llm.tokenizer.convert_tokens_to_ids("</think>")
+    params = [
+        SamplingParams(
+            temperature=0.8, seed=i, thinking_token_budget=budget, structured_outputs=StructuredOutputs(json=e.schema)
+        )
+        for i, e in enumerate(EXAMPLES[:8])
+    ]
+    outputs = llm.generate([e.prompt_messages() for e in EXAMPLES[:8]], params)
+    for output, example in zip(outputs, EXAMPLES, strict=False):
+        # The prompt ends with the start marker and a line break, which counts as reasoning.
+        inside = (
+            len(output.prompt_token_ids)
+            - 1
+            - output.prompt_token_ids.index(llm.tokenizer.convert_tokens_to_ids("<think>"))
+        )
+        spent = inside + output.token_ids.index(end)
+        assert spent == max(budget, inside)
+        assert output.forced_ends == 1
+        jsonschema.validate(json.loads(output.text), example.schema)
+
+
+def test_a_stop_string_that_straddles_tokens_ends_the_text_before_it(llm: LLM) -> None:
+    whole = llm.generate(EXAMPLES[0].prompt_messages(), SamplingParams(temperature=0.0))
+    stop = whole.text[9:15]
+    cut = llm.generate(EXAMPLES[0].prompt_messages(), SamplingParams(temperature=0.0, stop=stop))
+    assert whole.text.index(stop) <= 9
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+
+
+def test_text_that_fails_the_check_it_asked_for_is_kept_and_says_so(llm: LLM) -> None:
+    def answer(never: str) -> RequestOutput:
+        wanted = StructuredOutputs(json={"enum": ["x"], "not": {"type": never}}, validate_output=True)
+        return llm.generate("Hello", SamplingParams(temperature=0.0, structured_outputs=wanted))
+
+    good, bad = answer("integer"), answer("string")
+    assert good.text.strip() == bad.text.strip() == '"x"'
+    assert (good.finish_reason, good.error) == ("stop", None)
+    assert bad.finish_reason == "constraint"
+    assert "the finished text is not valid" in str(bad.error)
+
+
+def test_the_demo_runs_and_its_promises_hold(demo_bundle: Path) -> None:
+    printed = run(sys.executable, "-m", "tools.demo.demo", str(demo_bundle))
+    assert printed.count("valid against its schema") == 4
+    assert printed.count("same text with speculation off") == 4
+    assert "the budget ended the reasoning" in printed
+
+
+def test_run_compares_and_prints_json(demo_bundle: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps(EXAMPLES[0].schema))
+    options = ("--schema", str(schema), "--seed", "3", "--temperature", "0.7", "--budget", "20", "--compare")
+    command = (str(BIN / "tandemrt"), "run", str(demo_bundle), EXAMPLES[0].sentence, "--threads", "1", *options)
+    assert "without speculation: the same text" in run(*command)
+    told = json.loads(run(*command, "--json"))
+    assert told["same_as_plain"]
+    assert told["seed"] == 3
+    jsonschema.validate(json.loads(told["text"]), EXAMPLES[0].schema)
+
+
+def test_bench_measures_both_ways(demo_bundle: Path, tmp_path: Path) -> None:
+    prompts, figures = tmp_path / "prompts.jsonl", tmp_path / "figures.json"
+    prompts.write_text(run(sys.executable, "-m", "tools.demo.prompts", "4"))
+    options = ("--prompts", str(prompts), "--repeats", "1", "--json", str(figures), "--threads", "1")
+    printed = run(str(BIN / "tandemrt"), "bench", str(demo_bundle), *options)
+    assert "same text: 4 of 4" in printed
+    told = json.loads(figures.read_text())
+    assert told["speculated"]["acceptance_length"] > 2.5
+    assert told["speculated"]["rounds"] < told["plain"]["rounds"]
+    assert set(told["plain"]["ms_per_round"]) == {"propose", "target", "wait", "commit", "fill", "verify"}
+
+
+def test_bench_makes_up_prompts_when_it_gets_none(demo_bundle: Path) -> None:
+    options = ("--requests", "2", "--max-tokens", "8", "--repeats", "1", "--threads", "1")
+    assert "speculation / plain" in run(str(BIN / "tandemrt"), "bench", str(demo_bundle), *options)
+
+
+def test_the_doctor_names_every_backend() -> None:
+    printed = run(str(BIN / "tandemrt"), "doctor")
+    for backend in ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt-rtx", "tensorrt"):
+        assert backend in printed
+
+
+def test_a_bundle_for_rtx_is_refused_at_opening_with_what_to_do(tmp_path: Path) -> None:
+    run(str(BIN / "tandemrt"), "export", "build", "demo-rtx", "--out", str(tmp_path / "rtx"))
+    command = (str(BIN / "tandemrt"), "run", str(tmp_path / "rtx"), "hello")
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert refused.returncode == 2
+    assert "BackendUnavailable: engine 'target': built for tensorrt-rtx" in refused.stderr
+    assert "Traceback" not in refused.stderr
