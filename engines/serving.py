@@ -1,0 +1,164 @@
+"""The server's side of the contract: every tensor a request may carry into Triton and every one that comes back.
+
+Sampling inputs are derived from ``SamplingParams``: a parameter added there becomes an input of the same name here, in
+``config.pbtxt`` and in what the server's model reads, with no second list. What is written down here is only what a
+sampling parameter is not: prompts, flags, and the names that other servers' clients use for the same thing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandemrt.engines.errors import InternalError
+from tandemrt.engines.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of the served model. ``datatype`` is Triton's name (``BYTES`` is text); ``dims`` are [1] or [-1]."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    description: str
+    optional: bool = True
+    is_json: bool = False  # a text that holds JSON
+
+    @property
+    def is_list(self) -> bool:
+        return self.dims == (-1,)
+
+
+def _scalar(name: str, datatype: str, description: str, *, is_json: bool = False) -> TensorSpec:
+    return TensorSpec(name, datatype, (1,), description, is_json=is_json)
+
+
+def _list(name: str, datatype: str, description: str) -> TensorSpec:
+    return TensorSpec(name, datatype, (-1,), description)
+
+
+OUTPUTS = (
+    _scalar("text_output", "BYTES", "the answer; in a stream, what became certain since the last response"),
+    _scalar("reasoning_output", "BYTES", "the reasoning, likewise"),
+    _list("token_ids", "INT32", "tokens of reasoning, markers and answer; in a stream, the new ones"),
+    _scalar("num_input_tokens", "UINT32", "tokens of the prompt, in every response"),
+    _scalar("num_output_tokens", "UINT32", "tokens in token_ids; the responses of a stream add up"),
+    _scalar("finish_reason", "BYTES", "stop, length, constraint or timeout; on the last response"),
+    _scalar("stop_reason", "BYTES", "the stop string or stop token that ended the text, if one did"),
+    _scalar("constraint_error", "BYTES", "how the finished text failed the check of validate_output, if it did"),
+    _scalar("seed", "UINT64", "the seed that was used; on the last response"),
+    _scalar("speculation", "BYTES", "how drafting went, in the shape load tools read; on the last one", is_json=True),
+)
+
+PROMPTS = (
+    _scalar("text_input", "BYTES", "the prompt as text"),
+    _scalar("messages", "BYTES", "chat messages, for the tokenizer's template: a list of objects", is_json=True),
+    _list("input_ids", "INT32", "the prompt as token ids"),
+)
+
+FLAGS = (
+    _scalar("stream", "BOOL", "a response for each piece of text as it becomes certain; default false: one response"),
+    _scalar("exclude_input_in_output", "BOOL", "default true; false puts text_input in front of the answer"),
+    *(
+        _scalar(f"return_{spec.name}", "BOOL", f"default true; false leaves {spec.name} out")
+        for spec in OUTPUTS
+        if spec.name != "text_output"
+    ),
+)
+
+ALIASES = {"stop_words": "stop"}
+"""Other servers' names of sampling parameters."""
+
+GUIDES = {"json": "json_object", "json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+"""TensorRT-LLM's ``guided_decoding_guide_type`` and the kind of ``structured_outputs`` it names."""
+
+GUIDED = (
+    _scalar("guided_decoding_guide_type", "BYTES", f"one of {', '.join(GUIDES)}; another way to structured_outputs"),
+    _scalar("guided_decoding_guide", "BYTES", "the schema, expression or grammar; none for json"),
+)
+
+BUNDLED = _scalar("sampling_parameters", "BYTES", "any sampling parameters as one object", is_json=True)
+
+OFF: Mapping[str, tuple[Any, ...]] = {
+    "beam_width": (1,),
+    "best_of": (1,),
+    "n": (1,),
+    "num_return_sequences": (1,),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "length_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "bad_words": ("", []),
+    "logprobs": (0,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (0,),
+    "return_log_probs": (False,),
+    "return_logprobs": (False,),
+    "return_cumulative_logprob": (False,),
+    "return_context_logits": (False,),
+    "return_generation_logits": (False,),
+    "return_kv_cache_reuse_stats": (False,),
+    "return_perf_metrics": (False,),
+    "detokenize": (True,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+}
+"""What other servers' clients send without meaning it: accepted at the value that asks for nothing, else refused."""
+
+PARAMETERS = (
+    "bundle",
+    "tandemrt_version",
+    "device",
+    "window",
+    "overlap",
+    "threads",
+    "queue_limit",
+    "grammar_timeout_s",
+)
+"""What the ``parameters`` of a model's configuration may hold."""
+
+
+def sampling_inputs() -> tuple[TensorSpec, ...]:
+    """Return one input for every field of ``SamplingParams``. Raises InternalError for a field that fits no tensor."""
+    schema = SamplingParams.model_json_schema()
+    return tuple(_derive(name, rule, schema.get("$defs", {})) for name, rule in schema["properties"].items())
+
+
+def inputs() -> tuple[TensorSpec, ...]:
+    """Return every input of the served model, all optional. Names are unique."""
+    sampling = sampling_inputs()
+    known = {spec.name: spec for spec in sampling}
+    aliases = (
+        TensorSpec(alias, known[name].datatype, known[name].dims, f"another name of {name}")
+        for alias, name in ALIASES.items()
+    )
+    return (*PROMPTS, *sampling, *aliases, *GUIDED, BUNDLED, *FLAGS)
+
+
+def _derive(name: str, rule: Mapping[str, Any], definitions: Mapping[str, Any]) -> TensorSpec:
+    kinds = [kind for kind in rule.get("anyOf", [rule]) if kind.get("type") != "null"]
+    kind = kinds[0] if len(kinds) == 1 else {}
+    description = f"SamplingParams.{name}; default {_spell(rule.get('default'))}"
+    if kind.get("type") == "array":
+        return TensorSpec(name, _datatype(name, kind["items"]), (-1,), description)
+    if "$ref" in kind and kind["$ref"].rsplit("/", 1)[-1] in definitions:
+        return TensorSpec(name, "BYTES", (1,), f"{description}; an object", is_json=True)
+    return TensorSpec(name, _datatype(name, kind), (1,), description)
+
+
+def _datatype(name: str, kind: Mapping[str, Any]) -> str:
+    datatype = {"number": "FP32", "boolean": "BOOL", "string": "BYTES"}.get(kind.get("type", ""))
+    if kind.get("type") == "integer":  # a seed needs 64 bits; token ids and counts fit 32, as other servers have them
+        datatype = "UINT64" if kind.get("exclusiveMaximum") == 2**64 else "INT32"
+    if datatype is None:
+        raise InternalError(f"SamplingParams.{name}: fits no tensor of a server; engines/serving.py must learn {kind}")
+    return datatype
+
+
+def _spell(default: Any) -> str:
+    if default is None or default == []:
+        return "none"
+    return str(default).lower() if isinstance(default, bool) else str(default)

@@ -1,0 +1,31 @@
+"""A histogram that counts as it goes, and tells whoever publishes it."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+
+class Histogram:
+    """Counts values by bucket.
+
+    Attributes:
+        buckets: upper bounds, rising; a value equal to a bound counts below it, as Prometheus has it.
+        counts: values per bucket, with one more for what exceeds the last bound.
+        sum: of all values.
+        listener: called with every value, in the thread that observes it; must be quick and must not raise.
+    """
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        self.buckets = tuple(buckets)
+        self.counts = [0] * (len(self.buckets) + 1)
+        self.sum = 0.0
+        self.listener: Callable[[float], None] | None = None
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.buckets, value)] += 1
+        self.sum += value
+        if self.listener is not None:
+            self.listener(value)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
