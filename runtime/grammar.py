@@ -1,7 +1,7 @@
 """Grammars by xgrammar, the only file that imports it: a vocabulary and a source in, mask rows out."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from threading import Lock
 
@@ -20,9 +20,10 @@ class XGrammar:
     xgrammar writes wrong memory when handed a strided view and raises on a terminated matcher; both are refused here.
     """
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, words: int) -> None:
+    def __init__(self, matcher: xgrammar.GrammarMatcher, words: int, mute: Set[int] = frozenset()) -> None:
         self._matcher = matcher
         self._words = words
+        self._mute = mute  # tokens that spell nothing: xgrammar refuses each with a line on stderr
 
     def fill(self, row: np.ndarray) -> None:
         """Write int32[words]: the tokens that may come next. Raises InternalError for any other buffer."""
@@ -36,7 +37,9 @@ class XGrammar:
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False leaves the state as it was."""
-        return not self._matcher.is_terminated() and bool(self._matcher.accept_token(token))
+        if token in self._mute or self._matcher.is_terminated():
+            return False
+        return bool(self._matcher.accept_token(token))
 
     def rollback(self, count: int) -> None:
         """Take back the last ``count`` accepted tokens."""
@@ -45,7 +48,7 @@ class XGrammar:
         self._matcher.rollback(count)
 
     def fork(self) -> "XGrammar":
-        return XGrammar(self._matcher.fork(), self._words)
+        return XGrammar(self._matcher.fork(), self._words, self._mute)
 
     def is_terminated(self) -> bool:
         return bool(self._matcher.is_terminated())
@@ -57,6 +60,8 @@ class CompiledGrammar:
 
     compiled: xgrammar.CompiledGrammar
     words: int
+    stop_ids: tuple[int, ...]
+    spelling_nothing: frozenset[int]
 
     @property
     def size_bytes(self) -> int:
@@ -65,8 +70,9 @@ class CompiledGrammar:
     def matcher(self, stop_ids: Iterable[int] | None = None) -> XGrammar:
         """Start from the beginning. ``stop_ids`` end the text, where it is complete and nowhere else; None: those of
         the compiler."""
-        stops = None if stop_ids is None else list(stop_ids)
-        return XGrammar(xgrammar.GrammarMatcher(self.compiled, override_stop_tokens=stops), self.words)
+        stops = list(self.stop_ids if stop_ids is None else stop_ids)
+        matcher = xgrammar.GrammarMatcher(self.compiled, override_stop_tokens=stops)
+        return XGrammar(matcher, self.words, self.spelling_nothing.difference(stops))
 
 
 class GrammarCompiler:
@@ -78,15 +84,15 @@ class GrammarCompiler:
 
     def __init__(self, vocabulary: Vocabulary, stop_ids: Iterable[int], *, threads: int = 1) -> None:
         self._words = mask_words(len(vocabulary.tokens))
-        self._stop_ids = list(stop_ids)
+        self._stop_ids = tuple(stop_ids)
         self._threads = threads
         self._tokens = vocabulary.tokens
         self._making = Lock()
-        self._compilers: dict[bool, xgrammar.GrammarCompiler] = {}
+        self._compilers: dict[bool, tuple[xgrammar.GrammarCompiler, frozenset[int]]] = {}
 
     def compile(self, kind: str, source: str, *, any_whitespace: bool = True) -> CompiledGrammar:
         """Compile a ``json`` schema, a ``regex`` or an EBNF ``grammar``. Raises BadRequest."""
-        compiler = self._compiler(json=kind == "json")
+        compiler, spelling_nothing = self._compiler(json=kind == "json")
         try:
             match kind:
                 case "json":
@@ -99,18 +105,19 @@ class GrammarCompiler:
                     raise InternalError(f"kind: must be json, regex or grammar, got {kind!r}")
         except (RuntimeError, ValueError) as error:
             raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {_reason(error)}") from error
-        return CompiledGrammar(compiled, self._words)
+        return CompiledGrammar(compiled, self._words, self._stop_ids, spelling_nothing)
 
-    def _compiler(self, *, json: bool) -> xgrammar.GrammarCompiler:
+    def _compiler(self, *, json: bool) -> tuple[xgrammar.GrammarCompiler, frozenset[int]]:
         # JSON has no raw control characters inside strings, yet xgrammar's bounded strings allow them. Nothing in JSON
         # needs a token with one, line breaks apart, so those tokens do not exist for it.
         with self._making:
             if json not in self._compilers:
                 tokens = [b"" if json and _CONTROL.search(token) else token for token in self._tokens]
                 info = xgrammar.TokenizerInfo(
-                    tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=self._stop_ids
+                    tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=list(self._stop_ids)
                 )
-                self._compilers[json] = xgrammar.GrammarCompiler(info, max_threads=self._threads, cache_enabled=False)
+                compiler = xgrammar.GrammarCompiler(info, max_threads=self._threads, cache_enabled=False)
+                self._compilers[json] = compiler, frozenset(i for i, token in enumerate(tokens) if not token)
             return self._compilers[json]
 
 

@@ -10,9 +10,12 @@ from transformers import PreTrainedTokenizerFast
 from tandemrt.engines.errors import BadBundle, BadRequest, InternalError
 from tandemrt.runtime.vocabulary import Vocabulary, vocabulary_from_tokenizer
 from tests.plain.constraints import (
+    CALL,
+    END,
     MERGED,
     OTHER_STOP,
     STOP,
+    THINK,
     VALID,
     VOCABULARY,
     WORDS,
@@ -192,3 +195,12 @@ def test_digests_tell_vocabularies_of_one_size_apart():
     """G17: neither a swap of tokens nor a shift of their borders goes unseen."""
     kinds = [(b"a", b"bc"), (b"bc", b"a"), (b"ab", b"c"), (b"abc", b"")]
     assert len({Vocabulary(tokens, frozenset(), 2).digest for tokens in kinds}) == len(kinds)
+
+
+def test_a_token_that_spells_nothing_is_refused_without_a_word(capfd):
+    """xgrammar says a line on stderr for each, and drafts hold such tokens all the time."""
+    grammar = json_grammar({"type": "string"})
+    assert not any(grammar.accept(token) for token in (THINK, END, CALL))
+    fork = grammar.fork()
+    assert not fork.accept(THINK)
+    assert capfd.readouterr().err == ""
