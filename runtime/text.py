@@ -42,7 +42,7 @@ class Section:
 
     def finish(self) -> None:
         """Release what was held back, the bytes of an incomplete character (as U+FFFD) included."""
-        if self.stopped_by is None:
+        if self.stopped_by is None and self._group:
             self.text += self._decode_group(half=True)
         self.released = len(self.text)
 

@@ -70,6 +70,16 @@ def test_the_speculation_record_adds_up(llm: LLM) -> None:
     assert record.to_json()["mean_acceptance_length"] == record.mean_acceptance_length
 
 
+def test_the_rejection_rule_meets_the_refused_token_and_the_coupled_rule_stops_before_it(llm: LLM) -> None:
+    """Stopping short would draw from the target where the rejection rule draws from the residual."""
+    only = {"max_tokens": 12, "allowed_token_ids": [70, 71]}  # next to nothing of what is drafted
+    coupled, rejection = (llm.generate("x", endless(rule=rule, **only)) for rule in ("coupled", "rejection"))
+    assert coupled.speculation.num_spec_steps <= 3
+    assert rejection.speculation.num_spec_steps >= 9
+    assert rejection.speculation.num_draft_tokens <= rejection.speculation.num_spec_steps + 3
+    assert set(rejection.token_ids) | set(coupled.token_ids) <= {70, 71}
+
+
 def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_text(tiny_bundle: Path) -> None:
     prompt = "the quick brown fox jumps over the lazy dog and then some more"
     with LLM(tiny_bundle, threads=1) as llm:
@@ -331,17 +341,18 @@ def test_a_listener_runs_outside_of_the_queues_lock(llm: LLM) -> None:
 
 def test_whoever_closes_waits_for_the_first_request_as_well(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(tiny_bundle, threads=1)
-    submit = llm._loop.scheduler.submit
+    submit, finished = llm._loop.scheduler.submit, []
 
     def close_behind(request: Request, *, block: bool) -> None:
         submit(request, block=block)
         closer = threading.Thread(target=llm.close)
         closer.start()
         closer.join(10)
+        finished.append(request.finished)
 
     monkeypatch.setattr(llm._loop.scheduler, "submit", close_behind)
-    request = llm.submit("first", endless(), lambda _: None)
-    assert request.finished
+    llm.submit("first", endless(), lambda _: None)
+    assert finished == [True]
 
 
 def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
