@@ -15,12 +15,7 @@ class LinearCache:
             )
             for _, source in contract.aliases
         }
-        self.capacity = int(contract[contract.aliases[0][1]].shape[2])
 
     def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
         """The cache of slots [start, start + count), as contiguous views."""
         return {name: tensor[start : start + count] for name, tensor in self.tensors.items()}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in self.tensors.values())

@@ -39,8 +39,11 @@ def test_rounds_allocate_no_buffers(llm: LLM) -> None:
     tandem, drafter = llm._loop.tandem, llm._loop.drafter
 
     def addresses() -> dict[str, int]:
-        owners = [tandem.buffers, tandem.cache, tandem.state, drafter, drafter.cache]  # type: ignore[attr-defined]
+        owners = [tandem.buffers, tandem.state, drafter]
         buffers = {f"{type(o).__name__}.{name}": value for o in owners for name, value in vars(o).items()}
+        for owner in (tandem, drafter):
+            cache = owner.cache.tensors  # type: ignore[attr-defined]
+            buffers |= {f"{type(owner).__name__}.{name}": tensor for name, tensor in cache.items()}
         found = {name: getattr(value, "device", value) for name, value in buffers.items()}
         return {name: tensor.data_ptr() for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
