@@ -1,4 +1,4 @@
-"""Random traffic: whatever comes, changes its mind or breaks off, every text is a beginning of its plain text."""
+"""Random traffic: whoever comes along, leaves or is cut off, every text is what its request would get alone."""
 
 import threading
 from collections.abc import Iterator
@@ -39,6 +39,7 @@ def visits(draw: st.DrawFn) -> Visit:
         seed=draw(st.integers(0, 2)),
         max_tokens=draw(st.sampled_from([2, 3, 9, 30])),
         window=draw(st.sampled_from([None, 0, 1, 5])),
+        rule=draw(st.sampled_from(["coupled", "coupled", "rejection"])),
         **draw(st.sampled_from(CONSTRAINTS)),
     )
     return Visit(draw(st.sampled_from([1, 2, 17, 60])), params, draw(st.none() | st.integers(0, 12)))
@@ -51,26 +52,27 @@ def llm(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_bundle: Path) -> Iterator[Any]:
-    """Plain decoding of a visit, alone and to its end."""
-    with LLM(tiny_bundle, threads=1, window=0) as opened:
+def alone(tiny_bundle: Path) -> Iterator[Any]:
+    """A visit alone and to its end: without drafts under the coupled rule, in its own windows under rejection."""
+    with LLM(tiny_bundle, threads=1) as opened:
 
         @cache
         def text(length: int, params: str) -> RequestOutput:
             given = SamplingParams.model_validate_json(params)
-            return opened.generate(list(range(length)), given.model_copy(update={"window": None}))
+            window = 0 if given.rule == "coupled" else given.window
+            return opened.generate(list(range(length)), given.model_copy(update={"window": window}))
 
         yield lambda visit: text(visit.length, visit.params.model_dump_json(by_alias=True))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(visits(), min_size=1, max_size=9))
-def test_every_text_is_that_of_plain_decoding_as_far_as_it_went(llm: LLM, plain: Any, wave: list[Visit]) -> None:
+def test_every_text_is_that_of_a_request_alone_as_far_as_it_went(llm: LLM, alone: Any, wave: list[Visit]) -> None:
     outputs = visit_all(llm, wave)
     assert llm._loop.scheduler.slots() == []
     assert llm._loop.scheduler.waiting == 0
     for visit, output in zip(wave, outputs, strict=True):
-        expected = plain(visit)
+        expected = alone(visit)
         if output.finish_reason == "cancelled":
             assert visit.leave_after is not None
             assert output.token_ids == expected.token_ids[: len(output.token_ids)]
