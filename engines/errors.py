@@ -20,6 +20,10 @@ class BadBundle(TandemError):
     """A bundle is incomplete, changed, of another manifest version, or its engines break the contract."""
 
 
+class BadRepository(TandemError):
+    """A model repository cannot be written there, or what it holds cannot be served by this version."""
+
+
 class BadRequest(TandemError, ValueError):
     """A request that cannot be served as asked; refused at admission, nothing else is touched."""
 

@@ -108,18 +108,6 @@ OFF: Mapping[str, tuple[Any, ...]] = {
 }
 """What other servers' clients send without meaning it: accepted at the value that asks for nothing, else refused."""
 
-PARAMETERS = (
-    "bundle",
-    "tandemrt_version",
-    "device",
-    "window",
-    "overlap",
-    "threads",
-    "queue_limit",
-    "grammar_timeout_s",
-)
-"""What the ``parameters`` of a model's configuration may hold."""
-
 
 def sampling_inputs() -> tuple[TensorSpec, ...]:
     """Return one input for every field of ``SamplingParams``. Raises InternalError for a field that fits no tensor."""

@@ -57,6 +57,53 @@ def inspect(
     raise typer.Exit(1 if problems else 0)
 
 
+@export.command()
+def triton(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The folder of a bundle.")],
+    repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="The server's model repository.")],
+    name: Annotated[str | None, typer.Option(help="The model's name. Default: the bundle's.")] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="Copy the bundle instead of linking it.")] = False,
+    instances: Annotated[int, typer.Option(min=1, help="Instances on the CPU, or on each GPU.")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda (all GPUs) or cuda:0,1. Default: what the bundle was built for.")
+    ] = None,
+    window: Annotated[int | None, typer.Option(help="Drafted tokens per round, at most the bundle's.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per engine.")] = None,
+    overlap: Annotated[bool | None, typer.Option(help="Let the host work while the target runs.")] = None,
+    queue_limit: Annotated[int | None, typer.Option(min=1, help="Requests that may wait for a slot.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; say what is wrong with what is there.")
+    ] = False,
+    backend_directory: Annotated[
+        Path | None, typer.Option(help="With --check: the server's backends, to compare Python versions.")
+    ] = None,
+) -> None:
+    """Write BUNDLE into REPOSITORY as a model that Triton Inference Server serves. Exit code 1 if --check finds fault."""
+    from tandemrt.engines.bundle import Bundle
+    from tandemrt.export.report import print_repository
+    from tandemrt.export.triton.check import problems
+    from tandemrt.export.triton.repository import write_model
+
+    opened = Bundle.open(bundle)
+    folder = repository / (opened.name if name is None else name)
+    if not check:
+        write_model(
+            opened,
+            repository,
+            name=name,
+            copy=copy,
+            instances=instances,
+            device=device,
+            window=window,
+            threads=threads,
+            overlap=overlap,
+            queue_limit=queue_limit,
+        )
+    found = problems(folder, bundle=opened, backends=backend_directory)
+    print_repository(folder, found)
+    raise typer.Exit(1 if found else 0)
+
+
 def default_out(name: str) -> Path:
     """Return where a bundle goes when nobody says: the project's own folder for bundles, else the working folder."""
     engines = Path("engines")

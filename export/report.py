@@ -55,6 +55,14 @@ def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
     console.print(f"Checked sizes, bindings and {checked}: {verdict}")
 
 
+def print_repository(model: Path, problems: list[str]) -> None:
+    """Print whether a model of a repository is ready to be served."""
+    for line in problems:
+        console.print(f"[red]{escape(line)}[/red]")
+    verdict = f"[red]{len(problems)} problem(s)[/red]" if problems else "[green]ready to be served[/green]"
+    console.print(f"Model [bold]{escape(model.name)}[/bold] in {escape(str(model.parent))}: {verdict}")
+
+
 def print_json(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
     """Print the manifest and the findings as one JSON object."""
     manifest = bundle.manifest.model_dump(mode="json")

@@ -149,6 +149,16 @@ class LLM:
     def metrics(self) -> Metrics:
         return self._loop.metrics
 
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self._loop.scheduler.waiting
+
+    @property
+    def running(self) -> int:
+        """Requests in slots."""
+        return len(self._loop.scheduler.slots())
+
     def close(self) -> None:
         """Cancel all requests and stop. Safe to call twice."""
         self._worker.close()

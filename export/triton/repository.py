@@ -1,0 +1,93 @@
+"""Write a bundle into a model repository of Triton Inference Server."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from tandemrt import __version__
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.deployment import Deployment
+from tandemrt.engines.errors import BadRepository
+from tandemrt.export.staging import staged
+from tandemrt.export.triton import config
+
+VERSION = "1"
+BUNDLE = "bundle"
+MODEL_FILE = (
+    '"""Served by TandemRT: see config.pbtxt."""\n\nfrom tandemrt.runtime.triton.model import TritonPythonModel\n'
+)
+
+
+def write_model(
+    bundle: Bundle,
+    repository: Path,
+    *,
+    name: str | None = None,
+    copy: bool = False,
+    instances: int = 1,
+    device: str | None = None,
+    window: int | None = None,
+    threads: int | None = None,
+    overlap: bool | None = None,
+    queue_limit: int | None = None,
+) -> Path:
+    """Write ``repository/name`` (configuration, ``1/model.py``, ``1/bundle``) and return it; whole or not at all.
+
+    The bundle is linked, by a path relative to the model, or copied. ``device`` is "cpu", "cuda" (every GPU the
+    server sees) or "cuda:0,1"; None: what the bundle was built for. ``instances`` run on the CPU, or on each GPU.
+    An earlier model that this function wrote is replaced, nothing else ever is: BadRepository.
+    """
+    if window is not None and window > bundle.limits.window:
+        raise BadRepository(f"window: the bundle was built for at most {bundle.limits.window}, received {window}")
+    if instances < 1:
+        raise BadRepository(f"instances: at least one must run, received {instances}")
+    name = bundle.name if name is None else name
+    folder = repository / name
+    if not name or Path(name).name != name or name.startswith("."):
+        raise BadRepository(f"name: must be a plain folder name, received {name!r}")
+    _check_free(folder)
+    deployment = Deployment(
+        bundle=BUNDLE,
+        tandemrt_version=__version__,
+        window=window,
+        threads=threads,
+        overlap=overlap,
+        queue_limit=queue_limit,
+    )
+    message = config.model_config(
+        name, parameters=deployment.parameters(), instances=instances, gpus=_gpus(device or _built_for(bundle))
+    )
+    repository.mkdir(parents=True, exist_ok=True)
+    with staged(folder) as building:
+        config.write_config(message, building / config.FILE_NAME)
+        version = building / VERSION
+        version.mkdir()
+        (version / "model.py").write_text(MODEL_FILE)
+        if copy:
+            shutil.copytree(bundle.folder, version / BUNDLE)
+        else:
+            link = os.path.relpath(bundle.folder, folder.resolve() / VERSION)
+            (version / BUNDLE).symlink_to(link, target_is_directory=True)
+    return folder
+
+
+def _check_free(folder: Path) -> None:
+    written = folder / VERSION / "model.py"
+    if folder.exists() and not (written.is_file() and written.read_text() == MODEL_FILE):
+        raise BadRepository(f"{folder}: must be free or a model that this command wrote; choose another --name")
+
+
+def _built_for(bundle: Bundle) -> str:
+    return "cuda" if bundle.engine("target").backend.endswith("cuda") else "cpu"
+
+
+def _gpus(device: str) -> Sequence[int] | None:
+    kind, _, numbers = device.partition(":")
+    try:
+        gpus = [int(number) for number in numbers.split(",")] if numbers else []
+    except ValueError:
+        kind = ""
+    if kind not in ("cpu", "cuda") or (kind == "cpu" and numbers) or any(gpu < 0 for gpu in gpus):
+        raise BadRepository(f"device: must be cpu, cuda or cuda:0,1,..., received {device!r}")
+    return None if kind == "cpu" else gpus

@@ -1,0 +1,109 @@
+"""Publishes what the runtime counts at the server's ``/metrics``.
+
+Whatever ``Metrics`` holds is published by its type: a number is a counter, a dict a counter with a label, a list a
+counter by position, a ``Histogram`` a histogram. A thread carries the differences over, so the loop pays nothing.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from tandemrt.engines.errors import InternalError
+from tandemrt.runtime.histogram import Histogram
+from tandemrt.runtime.metrics import Metrics
+
+_LABELS = {"finished": "reason", "seconds": "verb"}  # of the fields that are dicts
+_INTERVAL_S = 0.25
+
+Key = tuple[str, tuple[tuple[str, str], ...]]  # a name and its labels
+
+
+class Publisher:
+    """Counts from the state ``metrics`` is in now: what warmed the model up is not traffic.
+
+    ``gauges`` are names and readers of what is published as it stands; ``labels`` go on every metric.
+    """
+
+    def __init__(self, metrics: Metrics, gauges: Mapping[str, Callable[[], float]], labels: Mapping[str, str]) -> None:
+        self._metrics = metrics
+        self._labels = dict(labels)
+        self._families: dict[str, Any] = {}
+        self._counters: dict[Key, Any] = {}
+        self._sent = dict(_counts(metrics))
+        for key in self._sent:
+            self._counter(key)
+        self._gauges = [(self._metric("GAUGE", f"tandemrt_{name}"), read) for name, read in gauges.items()]
+        self._observed: SimpleQueue[tuple[Any, float]] = SimpleQueue()
+        for name, histogram in _histograms(metrics):
+            self._listen(f"tandemrt_{name}", histogram)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tandemrt-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Publish what is left, then take the metrics back: they end with the model."""
+        self._stop.set()
+        self._thread.join()
+        for _, histogram in _histograms(self._metrics):
+            histogram.listener = None
+        self._counters.clear()  # a metric must go before its family
+        self._gauges.clear()
+        self._families.clear()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_INTERVAL_S):
+            self._publish()
+        self._publish()
+
+    def _publish(self) -> None:
+        for key, value in _counts(self._metrics):
+            if value != self._sent.get(key, 0):
+                self._counter(key).increment(value - self._sent.get(key, 0))
+                self._sent[key] = value
+        for gauge, read in self._gauges:
+            gauge.set(read())
+        try:
+            while True:
+                histogram, value = self._observed.get_nowait()
+                histogram.observe(value)
+        except Empty:
+            pass
+
+    def _listen(self, name: str, histogram: Histogram) -> None:
+        metric, observed = self._metric("HISTOGRAM", name, buckets=list(histogram.buckets)), self._observed
+        histogram.listener = lambda value: observed.put((metric, value))
+
+    def _counter(self, key: Key) -> Any:
+        if key not in self._counters:
+            name, labels = key
+            self._counters[key] = self._metric("COUNTER", name, dict(labels))
+        return self._counters[key]
+
+    def _metric(self, kind: str, name: str, labels: Mapping[str, str] | None = None, **arguments: Any) -> Any:
+        if name not in self._families:
+            about = f"TandemRT's runtime: {name.removeprefix('tandemrt_').removesuffix('_total').replace('_', ' ')}"
+            self._families[name] = pb_utils.MetricFamily(name, about, getattr(pb_utils.MetricFamily, kind))
+        return self._families[name].Metric(labels=self._labels | dict(labels or {}), **arguments)
+
+
+def _counts(metrics: Metrics) -> Iterator[tuple[Key, float]]:
+    """Every counter of ``metrics`` and where it stands."""
+    for field in fields(metrics):
+        name, value = f"tandemrt_{field.name}_total", getattr(metrics, field.name)
+        if isinstance(value, int | float):
+            yield (name, ()), value
+        elif isinstance(value, dict) and field.name in _LABELS:
+            yield from (((name, ((_LABELS[field.name], key),)), count) for key, count in list(value.items()))
+        elif isinstance(value, list):
+            yield from (((name, (("position", str(at)),)), count) for at, count in enumerate(value, start=1))
+        elif not isinstance(value, Histogram):
+            raise InternalError(f"Metrics.{field.name}: no way is known to publish a {type(value).__name__}")
+
+
+def _histograms(metrics: Metrics) -> Iterator[tuple[str, Histogram]]:
+    values = ((field.name, getattr(metrics, field.name)) for field in fields(metrics))
+    return ((name, value) for name, value in values if isinstance(value, Histogram))

@@ -1,0 +1,166 @@
+"""From a request's stream of pieces to Triton's responses: one per piece, or exactly one."""
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from tandemrt.engines import serving
+from tandemrt.engines.errors import BadRequest, QueueFull, TandemError
+from tandemrt.runtime.llm import LLM
+from tandemrt.runtime.outputs import RequestOutput, StreamOutput
+from tandemrt.runtime.request import Request
+from tandemrt.runtime.triton.requests import Ask
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"BYTES": np.object_, "INT32": np.int32, "UINT32": np.uint32, "UINT64": np.uint64}
+_SPECS = {spec.name: spec for spec in serving.OUTPUTS}
+
+
+class Outbox:
+    """A thread that sends responses, so that the loop never waits for the server."""
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[tuple[Reply, StreamOutput] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="tandemrt-responses", daemon=True)
+        self._thread.start()
+
+    def put(self, reply: "Reply", item: StreamOutput) -> None:
+        self._items.put((reply, item))
+
+    def close(self) -> None:
+        """Send what is left and stop."""
+        self._items.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (entry := self._items.get()) is not None:
+            reply, item = entry
+            try:
+                reply.send(item)
+            except Exception:
+                log.exception("a response could not be sent; its request is cancelled")
+                reply.request.cancel()
+
+
+class Reply:
+    """One request's way back: the loop calls ``listen``, the outbox ``send``."""
+
+    def __init__(self, sender: Any, ask: Ask, outbox: Outbox) -> None:
+        self.sender = sender
+        self.done = threading.Event()  # the final response is sent
+        self._ask = ask
+        self._outbox = outbox
+        self._submitted: Future[Request] = Future()  # the loop may speak before it is known
+        self._echo = ask.echo
+        self._tokens: list[int] = []  # known, not yet sent
+
+    def start(self, llm: LLM) -> None:
+        """Queue the request. Raises BadRequest or QueueFull."""
+        self._submitted.set_result(llm.submit(self._ask.prompt, self._ask.params, self.listen))
+
+    @property
+    def request(self) -> Request:
+        return self._submitted.result()
+
+    def listen(self, item: StreamOutput) -> None:
+        if self._ask.stream or item.output is not None:
+            self._outbox.put(self, item)
+
+    def send(self, item: StreamOutput) -> None:
+        """Send what the request wants to know of ``item``: in a stream its text, else the whole output at the end."""
+        self._tokens += item.token_ids
+        if item.output is not None:
+            self._finish(item, item.output)
+        elif item.text or item.reasoning:
+            self._send(self._piece(item.text, item.reasoning, self._tokens), final=False)
+
+    def _finish(self, item: StreamOutput, output: RequestOutput) -> None:
+        try:
+            error = _failure(output, self.request.failure)
+            if error is not None:
+                refuse(self.sender, error)
+            elif self._ask.stream:
+                self._send(self._piece(item.text, item.reasoning, self._tokens) | _summary(output), final=True)
+            else:
+                self._send(self._piece(output.text, output.reasoning, output.token_ids) | _summary(output), final=True)
+        finally:
+            self.done.set()
+
+    def _piece(self, text: str, reasoning: str, tokens: list[int]) -> dict[str, Any]:
+        self._tokens = []
+        text, self._echo = self._echo + text, ""
+        return {
+            "text_output": text,
+            "reasoning_output": reasoning,
+            "token_ids": tokens,
+            "num_input_tokens": len(self.request.prompt),
+            "num_output_tokens": len(tokens),
+        }
+
+    def _send(self, values: Mapping[str, Any], *, final: bool) -> None:
+        tensors = [_tensor(name, values[name]) for name in values if name in self._ask.returns]
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self.sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=flags)
+
+
+def refuse(sender: Any, error: Exception) -> None:
+    """Answer with an error, under the code Triton's clients know for it, as the only or the last response."""
+    code = pb_utils.TritonError.INTERNAL
+    if isinstance(error, BadRequest):
+        code = pb_utils.TritonError.INVALID_ARG
+    elif isinstance(error, QueueFull | TimedOut | Closing):
+        code = pb_utils.TritonError.UNAVAILABLE
+    elif isinstance(error, Cancelled):
+        code = pb_utils.TritonError.CANCELLED
+    message = str(error) if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
+    response = pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+class TimedOut(TandemError):
+    """The time ran out before the first token."""
+
+
+class Cancelled(TandemError):
+    """The client cancelled the request."""
+
+
+class Closing(TandemError):
+    """The model is being unloaded."""
+
+
+def _failure(output: RequestOutput, failure: Exception | None) -> Exception | None:
+    if failure is not None:
+        return failure
+    if output.finish_reason == "cancelled":
+        return Cancelled("the request was cancelled")
+    if output.finish_reason == "timeout" and not output.token_ids:
+        return TimedOut("timeout_s: request timeout expired before the first token; send it again later or allow more")
+    return None
+
+
+def _summary(output: RequestOutput) -> dict[str, Any]:
+    summary = {
+        "finish_reason": output.finish_reason,
+        "seed": output.seed,
+        "speculation": json.dumps(output.speculation.to_json()),
+    }
+    if output.stop_reason is not None:
+        summary["stop_reason"] = str(output.stop_reason)
+    if output.error is not None:
+        summary["constraint_error"] = output.error
+    return summary
+
+
+def _tensor(name: str, value: Any) -> Any:
+    spec = _SPECS[name]
+    items = value if spec.is_list else [value.encode() if isinstance(value, str) else value]
+    return pb_utils.Tensor(name, np.array(items, _DTYPES[spec.datatype]))
