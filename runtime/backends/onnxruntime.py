@@ -92,6 +92,7 @@ def _providers(device: torch.device) -> list[tuple[str, dict[str, str]]]:
             f"device: onnxruntime {onnxruntime.__version__} offers {onnxruntime.get_available_providers()}, "
             f"received {str(device)!r}; use device='cpu' or install 'tandemrt[cuda]' in place of 'tandemrt[cpu]'"
         )
+    onnxruntime.preload_dlls()  # CUDA and cuDNN from their Python packages, where those are installed
     stream = torch.cuda.current_stream(device).cuda_stream
     cuda = {"device_id": str(device.index or 0), "user_compute_stream": str(stream), "use_tf32": "0"}
     return [("CUDAExecutionProvider", cuda), cpu]

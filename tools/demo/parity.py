@@ -1,4 +1,4 @@
-"""Greedy tokens of the demo on another device against the CPU's, with and without speculation.
+"""Tokens of the demo on another device against the CPU's, with and without speculation.
 
     python -m tools.demo.parity engines/built/demo --device cuda
 
@@ -25,14 +25,15 @@ def main(
     bundle: Annotated[Path, typer.Argument(help="The demo's bundle.")],
     device: Annotated[str, typer.Option(help="The device to compare with the CPU.")] = "cuda",
     count: Annotated[int, typer.Option(help="How many held-out sentences.")] = 20,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above it, sentence i is drawn with seed i.")] = 0.0,
 ) -> None:
     """Compare the tokens of ``count`` sentences; exit code 1 if any differ."""
-    expected = _generate(bundle, "cpu", None, count)[0]
+    expected = _generate(bundle, "cpu", None, count, temperature)[0]
     table = Table("device", "speculation", "overlap", "equal to the CPU", "acceptance length", "rounds", "waits", "s")
     different = 0
     for window in (None, 0):
         for overlap in (True, False):
-            outputs, llm, seconds = _generate(bundle, device, window, count, overlap=overlap)
+            outputs, llm, seconds = _generate(bundle, device, window, count, temperature, overlap=overlap)
             pairs = list(zip(expected, outputs, strict=True))
             equal = sum(a.token_ids == b.token_ids for a, b in pairs)
             different += count - equal
@@ -56,11 +57,12 @@ def main(
 
 
 def _generate(
-    bundle: Path, device: str, window: int | None, count: int, *, overlap: bool | None = None
+    bundle: Path, device: str, window: int | None, count: int, temperature: float, *, overlap: bool | None = None
 ) -> tuple[list[RequestOutput], LLM, float]:
     examples = held_out(count)
     params = [
-        SamplingParams(temperature=0.0, seed=0, structured_outputs=StructuredOutputs(json=e.schema)) for e in examples
+        SamplingParams(temperature=temperature, seed=i, structured_outputs=StructuredOutputs(json=e.schema))
+        for i, e in enumerate(examples)
     ]
     with LLM(bundle, device=device, window=window, overlap=overlap) as llm:
         prompts = [e.prompt_messages() for e in examples]
