@@ -78,7 +78,7 @@ def triton(
         Path | None, typer.Option(help="With --check: the server's backends, to compare Python versions.")
     ] = None,
 ) -> None:
-    """Write BUNDLE into REPOSITORY as a model that Triton Inference Server serves. Exit code 1 if --check finds fault."""
+    """Write BUNDLE into REPOSITORY as a model for Triton Inference Server, and check it. Exit code 1 on a fault."""
     from tandemrt.engines.bundle import Bundle
     from tandemrt.export.report import print_repository
     from tandemrt.export.triton.check import problems

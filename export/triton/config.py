@@ -34,7 +34,7 @@ def model_config(
 
 
 def write_config(config: Any, path: Path) -> None:
-    """Write ``config`` as text. Raises InternalError should it not read back as itself."""
+    """Write ``config`` as text. Raises BadRepository should it not read back as itself."""
     from google.protobuf import text_format
 
     path.write_text(text_format.MessageToString(config))
@@ -56,10 +56,11 @@ def read_config(path: Path) -> Any:
 
 def differences(config: Any, expected: Any) -> list[str]:
     """Say, one line each, where ``config`` departs from what this version of TandemRT serves."""
-    lines = []
-    for field in ("name", "backend", "max_batch_size"):
-        if getattr(config, field) != getattr(expected, field):
-            lines.append(f"{field} must be {getattr(expected, field)!r}; it is {getattr(config, field)!r}")
+    lines = [
+        f"{field} must be {getattr(expected, field)!r}; it is {getattr(config, field)!r}"
+        for field in ("name", "backend", "max_batch_size")
+        if getattr(config, field) != getattr(expected, field)
+    ]
     if not config.model_transaction_policy.decoupled:
         lines.append("model_transaction_policy must be decoupled; it is not")
     for kind in ("input", "output"):

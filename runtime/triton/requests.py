@@ -37,16 +37,19 @@ def read_request(
     """Read one request. ``tensors`` hold Triton's arrays, ``parameters`` the request's other parameters.
 
     The same name may come as a tensor, as a parameter and inside ``sampling_parameters``, if the values agree.
-    ``timeout_us`` is Triton's own timeout in microseconds, 0 for none. Raises BadRequest.
+    ``timeout_us`` is Triton's own timeout in microseconds, 0 for none, which may also come as the parameter
+    ``timeout``. Raises BadRequest.
     """
     given = _Given()
     for name, tensor in tensors.items():
         given.add(name, _value(_INPUTS[name], tensor))
     for name, value in (parameters or {}).items():
-        if not name.startswith("triton_"):  # the protocol's own
+        if name == "timeout":
+            given.add("timeout_s", _microseconds(value))
+        elif not name.startswith("triton_"):  # the protocol's own
             given.add(name, _from_json(name, value) if name in _INPUTS and _INPUTS[name].is_json else value)
     if timeout_us:
-        given.add("timeout_s", timeout_us / 1e6)
+        given.add("timeout_s", _microseconds(timeout_us))
     given.unpack(serving.BUNDLED.name)
     values = given.values
     prompts = {name: values.pop(name) for name in _PROMPTS if name in values}
@@ -169,6 +172,12 @@ def _item(spec: serving.TensorSpec, item: Any) -> Any:
     if spec.datatype == "FP32":
         return float(str(item))  # the decimal that was meant: 0.7, not 0.699999988
     return item.item()
+
+
+def _microseconds(value: Any) -> float:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise BadRequest(f"timeout: must be a positive number of microseconds, received {value!r}")
+    return value / 1e6
 
 
 def _from_json(name: str, value: Any) -> Any:

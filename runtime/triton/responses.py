@@ -54,8 +54,9 @@ class Reply:
     """One request's way back: the loop calls ``listen``, the outbox ``send``."""
 
     def __init__(self, sender: Any, ask: Ask, outbox: Outbox) -> None:
-        self.sender = sender
-        self.done = threading.Event()  # the final response is sent
+        self._sender = sender
+        self._final = threading.Lock()
+        self._done = False  # the final response is sent
         self._ask = ask
         self._outbox = outbox
         self._submitted: Future[Request] = Future()  # the loop may speak before it is known
@@ -70,6 +71,15 @@ class Reply:
     def request(self) -> Request:
         return self._submitted.result()
 
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def abandoned(self) -> bool:
+        """Whether the client cancelled or went away. Asks the server."""
+        with self._final:  # asked about a request that has had its final response, the server crashes
+            return not self._done and bool(self._sender.is_cancelled())
+
     def listen(self, item: StreamOutput) -> None:
         if self._ask.stream or item.output is not None:
             self._outbox.put(self, item)
@@ -83,16 +93,16 @@ class Reply:
             self._send(self._piece(item.text, item.reasoning, self._tokens), final=False)
 
     def _finish(self, item: StreamOutput, output: RequestOutput) -> None:
-        try:
+        with self._final:
+            self._done = True
             error = _failure(output, self.request.failure)
             if error is not None:
-                refuse(self.sender, error)
-            elif self._ask.stream:
-                self._send(self._piece(item.text, item.reasoning, self._tokens) | _summary(output), final=True)
-            else:
-                self._send(self._piece(output.text, output.reasoning, output.token_ids) | _summary(output), final=True)
-        finally:
-            self.done.set()
+                refuse(self._sender, error)
+                return
+            text, reasoning, tokens = item.text, item.reasoning, self._tokens
+            if not self._ask.stream:
+                text, reasoning, tokens = output.text, output.reasoning, output.token_ids
+            self._send(self._piece(text, reasoning, tokens) | _summary(output), final=True)
 
     def _piece(self, text: str, reasoning: str, tokens: list[int]) -> dict[str, Any]:
         self._tokens = []
@@ -108,7 +118,7 @@ class Reply:
     def _send(self, values: Mapping[str, Any], *, final: bool) -> None:
         tensors = [_tensor(name, values[name]) for name in values if name in self._ask.returns]
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self.sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=flags)
+        self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=flags)
 
 
 def refuse(sender: Any, error: Exception) -> None:

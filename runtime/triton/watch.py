@@ -37,7 +37,7 @@ class Watch:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._open = [reply for reply in self._open if not reply.done.is_set()]
+                self._open = [reply for reply in self._open if not reply.done]
                 while not self._open and not self._closed:
                     self._changed.wait()
                 if self._closed:
@@ -45,7 +45,7 @@ class Watch:
                 replies = list(self._open)
             start = time.perf_counter()
             for reply in replies:
-                if not reply.done.is_set() and reply.sender.is_cancelled():
+                if reply.abandoned():
                     self._llm.cancel(reply.request)
             # Asking is a call to another process: never more than a tenth of the time goes into it.
             time.sleep(max(_INTERVAL_S, 9 * (time.perf_counter() - start)))

@@ -1,0 +1,169 @@
+"""The server says what the Python API says, in one response or in many."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
+from tests.serve.client import Client, text, token_ids
+from tests.serve.prompts import EXAMPLES, asking, endless
+
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+    {"temperature": 1.2, "rule": "rejection"},
+    {"temperature": 1.0, "window": 0},
+    {"temperature": 0.9, "thinking_token_budget": 7, "max_tokens": 60},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_generate_gives_the_python_apis_output(demo: Client, llm: LLM, way: dict[str, Any]) -> None:
+    example = EXAMPLES[2]
+    status, answer = demo.generate(**asking(example, seed=11, **way))
+    expected = ask_python(llm, seed=11, **way)
+    assert status == 200, answer
+    assert (answer["text_output"], answer["reasoning_output"]) == (expected.text, expected.reasoning)
+    assert token_ids(answer) == expected.token_ids
+    assert answer["finish_reason"] == expected.finish_reason
+    assert answer["seed"] == 11
+    assert answer["num_input_tokens"] == len(expected.prompt_token_ids)
+    assert answer["num_output_tokens"] == len(expected.token_ids)
+    assert json.loads(answer["speculation"]) == expected.speculation.to_json()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_pieces_of_a_stream_join_to_the_same_output(demo: Client, llm: LLM, way: dict[str, Any]) -> None:
+    pieces = demo.stream(**asking(EXAMPLES[2], seed=12, **way))
+    expected = ask_python(llm, seed=12, **way)
+    assert len(pieces) > 3
+    assert "".join(piece["text_output"] for piece in pieces) == expected.text
+    assert "".join(piece["reasoning_output"] for piece in pieces) == expected.reasoning
+    assert [token for piece in pieces for token in token_ids(piece)] == expected.token_ids
+    assert sum(piece["num_output_tokens"] for piece in pieces) == len(expected.token_ids)
+    assert [piece.get("finish_reason") for piece in pieces] == [None] * (len(pieces) - 1) + [expected.finish_reason]
+
+
+def test_grpc_gives_one_response_or_many_with_the_same_text(demo: Client, llm: LLM) -> None:
+    expected = ask_python(llm, seed=13, temperature=0.7)
+    [single] = demo.grpc(**asking(EXAMPLES[2], seed=13, temperature=0.7))
+    pieces = demo.grpc(**asking(EXAMPLES[2], seed=13, temperature=0.7, stream=True))
+    assert text([single]) == text(pieces) == expected.text
+    assert text([single], "reasoning_output") == text(pieces, "reasoning_output") == expected.reasoning
+    assert single.as_numpy("token_ids").tolist() == expected.token_ids
+    assert len(pieces) > 3
+
+
+def test_grpc_returns_the_outputs_that_were_requested_and_no_others(demo: Client) -> None:
+    [single] = demo.grpc(outputs=("finish_reason", "seed"), text_input="Hello", max_tokens=4, seed=5)
+    assert {output.name for output in single.get_response().outputs} == {"finish_reason", "seed"}
+    assert single.as_numpy("seed").tolist() == [5]
+
+
+def test_a_character_of_several_tokens_is_never_halved_in_a_stream(demo: Client, llm: LLM) -> None:
+    # Tokens of single bytes, of which characters beyond ASCII need several.
+    grammar = json.dumps({"regex": "[áéíóúñüßçå]{24}"})
+    pieces = demo.stream(text_input="Lucía", structured_outputs=grammar, seed=3, temperature=1.5)
+    joined = "".join(piece["text_output"] for piece in pieces)
+    params = SamplingParams(seed=3, temperature=1.5, structured_outputs=StructuredOutputs(regex="[áéíóúñüßçå]{24}"))
+    assert joined == llm.generate("Lucía", params).text
+    assert "\ufffd" not in joined
+    assert len(joined) == 24
+
+
+@pytest.mark.parametrize("example", EXAMPLES[:6], ids=lambda example: example.kind)
+def test_a_schema_is_obeyed_whatever_the_temperature(demo: Client, example: Any) -> None:
+    status, answer = demo.generate(**asking(example, seed=4, temperature=1.3, thinking_token_budget=40))
+    assert status == 200, answer
+    if answer["finish_reason"] == "stop":  # "length" ends in the middle of the text
+        jsonschema.validate(json.loads(answer["text_output"]), example.schema)
+    else:
+        assert answer["num_input_tokens"] + answer["num_output_tokens"] == 512
+
+
+@pytest.mark.parametrize("budget", [0, 1, 6, 23])
+def test_a_thinking_budget_is_exact(demo: Client, llm: LLM, budget: int) -> None:
+    tokenizer = llm.tokenizer
+    start, end = (tokenizer.convert_tokens_to_ids(marker) for marker in ("<think>", "</think>"))
+    _, answer = demo.generate(**asking(EXAMPLES[1], seed=6, temperature=1.0, thinking_token_budget=budget))
+    chat = tokenizer.apply_chat_template(EXAMPLES[1].prompt_messages(), add_generation_prompt=True, tokenize=False)
+    prompt = tokenizer.encode(chat, add_special_tokens=False)
+    thought = prompt[prompt.index(start) + 1 :] + token_ids(answer)[: token_ids(answer).index(end)]
+    assert len(thought) == max(budget, len(prompt) - prompt.index(start) - 1)
+
+
+def test_every_kind_of_prompt_gives_the_same_text(demo: Client, llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Please send 3 boxes")
+    answers = [
+        demo.generate(text_input="Please send 3 boxes", seed=1, max_tokens=12)[1],
+        demo.generate(input_ids=ids, seed=1, max_tokens=12)[1],
+    ]
+    assert answers[0]["text_output"] == answers[1]["text_output"]
+    assert answers[0]["num_input_tokens"] == len(ids)
+
+
+def test_the_prompt_goes_in_front_of_the_answer_where_asked(demo: Client) -> None:
+    plain = demo.generate(text_input="Hello", seed=1, max_tokens=6)[1]["text_output"]
+    echoed = demo.generate(text_input="Hello", seed=1, max_tokens=6, exclude_input_in_output=False)[1]["text_output"]
+    pieces = demo.stream(text_input="Hello", seed=1, max_tokens=6, exclude_input_in_output=False)
+    assert echoed == "".join(piece["text_output"] for piece in pieces) == f"Hello{plain}"
+
+
+def test_an_output_that_is_not_wanted_is_left_out(demo: Client) -> None:
+    unwanted = {f"return_{name}": False for name in ("token_ids", "seed", "speculation", "finish_reason")}
+    _, answer = demo.generate(text_input="Hello", max_tokens=3, **unwanted)
+    assert set(answer) == {
+        "model_name", "model_version", "text_output", "reasoning_output", "num_input_tokens", "num_output_tokens",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide", "structured"),
+    [
+        ("regex", "[a-f]{5}", {"regex": "[a-f]{5}"}),
+        ("json_schema", '{"type": "integer"}', {"json": '{"type": "integer"}'}),
+        ("ebnf_grammar", 'root ::= "yes" | "no"', {"grammar": 'root ::= "yes" | "no"'}),
+        ("json", None, {"json_object": True}),
+    ],
+)
+def test_a_guide_is_another_name_of_structured_outputs(
+    demo: Client, kind: str, guide: str | None, structured: dict[str, Any]
+) -> None:
+    guided = {"guided_decoding_guide_type": kind} | ({} if guide is None else {"guided_decoding_guide": guide})
+    body = {"text_input": "Hello", "seed": 2, "max_tokens": 40}
+    ours = demo.generate(**body, structured_outputs=json.dumps(structured))[1]
+    assert demo.generate(**body, **guided)[1]["text_output"] == ours["text_output"]
+
+
+def test_stop_words_end_the_text(demo: Client) -> None:
+    whole = demo.generate(**endless(max_tokens=40))[1]["text_output"]
+    stop = whole[8:11]
+    _, answer = demo.generate(**endless(max_tokens=40, stop_words=[stop, "never in there"]))
+    assert answer["text_output"] == whole[: whole.index(stop)]
+    assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", stop)
+
+
+def test_the_openai_frontends_request_is_understood(demo: Client) -> None:
+    """As Triton's frontend sends it in the form of the vLLM backend, which counts tokens by the pieces."""
+    sampling = {
+        "frequency_penalty": 0.0, "presence_penalty": 0.0, "logprobs": False, "n": 1, "stop": [], "seed": 9,
+        "temperature": 0.7, "top_p": 1.0, "min_tokens": 0, "ignore_eos": False, "max_tokens": 24,
+        "guided_decoding": json.dumps({"json": None, "regex": "[a-z ]{8,40}", "choice": None, "backend": None}),
+    }  # fmt: skip
+    given = {
+        "text_input": "Hello", "exclude_input_in_output": True, "sampling_parameters": json.dumps(sampling),
+        "return_num_input_tokens": True, "return_num_output_tokens": True,
+    }  # fmt: skip
+    [single] = demo.grpc(**given, stream=False)
+    pieces = demo.grpc(**given, stream=True)
+    assert text(pieces) == text([single])
+    assert all(piece.as_numpy("num_input_tokens").dtype == "uint32" for piece in pieces)
+    total = sum(int(piece.as_numpy("num_output_tokens")[0]) for piece in pieces)
+    assert total == single.as_numpy("num_output_tokens")[0] <= 24
+
+
+def ask_python(llm: LLM, **way: Any) -> RequestOutput:
+    params = SamplingParams(structured_outputs=StructuredOutputs(json=EXAMPLES[2].schema), **way)
+    return llm.generate(EXAMPLES[2].prompt_messages(), params)

@@ -1,0 +1,147 @@
+"""Clients that cancel or vanish, and a model that is taken away."""
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from tests.serve.client import Client, GrpcStream, eventually, events
+from tests.serve.prompts import endless
+from tools.serve import TritonServer
+
+CANCELLED = 'tandemrt_finished_total{reason="cancelled"}'
+
+
+def test_a_cancelled_grpc_request_ends_within_a_few_rounds(demo: Client) -> None:
+    before = demo.metrics()
+    stream = GrpcStream(demo)
+    stream.send(**endless(stream=True, window=0))
+    stream.next()
+    stream.cancel()
+    assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1, within_s=2.0)
+    assert demo.counted(before)["tandemrt_kept_total"] < 250  # it would have had 500
+
+
+def test_a_cancelled_grpc_request_ends_even_if_it_streams_nothing(demo: Client) -> None:
+    before = demo.metrics()
+    stream = GrpcStream(demo)
+    stream.send(**endless(window=0))
+    assert eventually(lambda: demo.metrics()["tandemrt_requests_running"] == 1)
+    stream.cancel()
+    assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1, within_s=2.0)
+    assert demo.counted(before)["tandemrt_kept_total"] < 400
+
+
+def test_a_client_that_hangs_up_in_a_stream_cancels_its_request(demo: Client) -> None:
+    before = demo.metrics()
+    connection = demo.post("generate_stream", endless(stream=True, window=0))
+    assert next(events(connection.getresponse()))["num_output_tokens"] >= 1
+    connection.close()
+    assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1)
+    assert demo.counted(before)["tandemrt_kept_total"] < 400
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(demo: Client) -> None:
+    """40 clients hang up after 0 to 4 events; those who stay meanwhile get their answer unharmed."""
+    alone = demo.generate(**endless(max_tokens=50))[1]["text_output"]
+    stayed: list[Any] = []
+    clients = [threading.Thread(target=_leave, args=(demo, at % 5)) for at in range(40)]
+    clients += [
+        threading.Thread(target=lambda: stayed.append(demo.generate(**endless(max_tokens=50)))) for _ in range(8)
+    ]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join(timeout=60)
+    assert not any(client.is_alive() for client in clients)
+    assert [answer["text_output"] for _, answer in stayed] == [alone] * 8
+    assert eventually(lambda: _idle(demo), within_s=20.0)
+
+
+def test_unloading_a_model_ends_its_requests_cleanly_and_it_can_come_back(server: TritonServer) -> None:
+    """What runs comes to its end, what arrives later is refused, and the server lives."""
+    passing = Client(server, "passing")
+    _control(server, "load")
+    seen: list[Any] = []
+    streams = [threading.Thread(target=lambda: seen.append(passing.stream(**endless()))) for _ in range(10)]
+    for stream in streams:
+        stream.start()
+    assert eventually(lambda: passing.metrics()["tandemrt_requests_running"] == 8)
+    _control(server, "unload")
+    status, answer = passing.generate(text_input="Hello", max_tokens=3)
+    assert status != 200, answer
+    for stream in streams:
+        stream.join(timeout=60)
+    assert len(seen) == 10
+    for pieces in seen:
+        assert "error" in pieces[-1] or pieces[-1]["finish_reason"] == "length"
+    assert eventually(lambda: not _ready(server, "passing"))
+    assert eventually(lambda: not passing.metrics(), within_s=20.0)  # the metrics left with the model
+
+    _control(server, "load")
+    assert passing.generate(text_input="Hello", max_tokens=3)[0] == 200
+    assert passing.metrics()["tandemrt_rounds_total"] < 20  # and begin anew
+    _control(server, "unload")
+
+
+def test_the_server_stops_while_requests_run(repository: Any) -> None:
+    with TritonServer(repository, explicit=True, models=("passing",)) as other:
+        client = Client(other, "passing")
+        answers: list[Any] = []
+        asking = threading.Thread(target=lambda: answers.append(_until_closed(lambda: client.stream(**endless()))))
+        asking.start()
+        assert eventually(lambda: client.metrics()["tandemrt_requests_running"] == 1)
+        start = time.monotonic()
+        assert other.stop() == 0
+        assert time.monotonic() - start < 25
+        asking.join(timeout=60)
+        assert answers
+
+
+def _leave(demo: Client, count: int) -> None:
+    connection = demo.post("generate_stream", endless(stream=True))
+    if count:
+        stream = events(connection.getresponse())
+        for _ in range(count):
+            next(stream)
+    connection.close()
+
+
+def _idle(client: Client) -> bool:
+    metrics = client.metrics()
+    return metrics["tandemrt_requests_running"] == metrics["tandemrt_requests_waiting"] == 0
+
+
+def _control(server: TritonServer, verb: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=120)
+    connection.request("POST", f"/v2/repository/models/passing/{verb}")
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    connection.close()
+
+
+def _ready(server: TritonServer, model: str) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=10)
+    connection.request("GET", f"/v2/models/{model}/ready")
+    status = connection.getresponse().status
+    connection.close()
+    return status == 200
+
+
+def _until_closed(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except (OSError, http.client.HTTPException, InferenceServerException, json.JSONDecodeError) as error:
+        return error
+
+
+@pytest.fixture(autouse=True)
+def _quiet(request: pytest.FixtureRequest) -> None:
+    """Each test starts with nothing running."""
+    if "demo" in request.fixturenames:
+        assert eventually(lambda: _idle(request.getfixturevalue("demo")), within_s=20.0)

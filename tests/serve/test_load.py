@@ -1,0 +1,97 @@
+"""Many clients at once: everyone gets their own answer, and the metrics add up."""
+
+import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jsonschema
+
+from tandemrt import LLM, SamplingParams, StructuredOutputs
+from tests.serve.client import Client, eventually, text, token_ids
+from tests.serve.prompts import EXAMPLES, asking, endless
+from tools.serve import TritonServer
+
+CLIENTS = 32
+
+
+def test_32_clients_with_mixed_parameters_each_get_the_python_apis_text(demo: Client, llm: LLM) -> None:
+    """Half over HTTP, half over gRPC, half of each as a stream; the metrics count exactly what was answered."""
+    before = demo.metrics()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(lambda at: ask(demo, at), range(2 * CLIENTS)))
+    expected = [expect(llm, at) for at in range(2 * CLIENTS)]
+    assert [answer["text"] for answer in answers] == [output.text for output in expected]
+    for at, output in enumerate(expected):
+        if at % 2 and output.finish_reason == "stop":
+            jsonschema.validate(json.loads(answers[at]["text"]), EXAMPLES[at % len(EXAMPLES)].schema)
+
+    tokens = sum(len(output.token_ids) for output in expected)
+    assert sum(answer["tokens"] for answer in answers) == tokens
+    assert eventually(lambda: demo.counted(before)["tandemrt_kept_total"] == tokens)
+    counted = demo.counted(before)
+    for reason, count in Counter(output.finish_reason for output in expected).items():
+        assert counted[f'tandemrt_finished_total{{reason="{reason}"}}'] == count
+    assert counted["tandemrt_prefilled_total"] == sum(len(output.prompt_token_ids) - 1 for output in expected)
+    assert counted["tandemrt_forced_ends_total"] == sum(output.forced_ends for output in expected)
+    assert counted["tandemrt_emitted_total"] >= tokens
+    assert counted["tandemrt_drafted_total"] >= counted["tandemrt_evaluated_total"] > 0
+    assert demo.metrics()["tandemrt_requests_running"] == demo.metrics()["tandemrt_requests_waiting"] == 0
+
+
+def test_a_flood_is_answered_or_refused_and_nothing_is_lost(server: TritonServer) -> None:
+    """8 requests run and 2 wait; the others are told at once that the queue is full, and may come again."""
+    short = Client(server, "short")
+    before = short.metrics()
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(lambda _: short.generate(**endless(max_tokens=40)), range(64)))
+    served = [answer for status, answer in answers if status == 200]
+    refused = [answer for status, answer in answers if status != 200]
+    assert len(served) + len(refused) == 64
+    assert len(served) >= 10
+    assert refused
+    assert all("queue_limit: at most 2 requests may wait" in answer["error"] for answer in refused)
+    assert len({answer["text_output"] for answer in served}) == 1
+    assert eventually(lambda: finished(short, before) == len(served))
+    assert short.generate(**endless(max_tokens=4))[0] == 200
+
+
+def ask(demo: Client, at: int) -> dict[str, Any]:
+    inputs = given(at)
+    if at % 4 < 2:
+        answers = demo.stream(**inputs) if at % 8 < 4 else [demo.generate(**inputs)[1]]
+        return {
+            "text": "".join(answer["text_output"] for answer in answers),
+            "tokens": sum(len(token_ids(answer)) for answer in answers),
+        }
+    results = demo.grpc(**inputs, stream=at % 8 < 4)
+    return {"text": text(results), "tokens": sum(len(result.as_numpy("token_ids")) for result in results)}
+
+
+def given(at: int) -> dict[str, Any]:
+    if at % 2:
+        return asking(EXAMPLES[at % len(EXAMPLES)], **way(at))
+    return {"text_input": EXAMPLES[at % len(EXAMPLES)].sentence, **way(at)}
+
+
+def way(at: int) -> dict[str, Any]:
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.0, "max_tokens": 60},
+        {"temperature": 0.8, "top_p": 0.9, "max_tokens": 60},
+        {"temperature": 1.0, "thinking_token_budget": 12, "max_tokens": 70},
+        {"temperature": 1.0, "window": 0, "max_tokens": 30},
+        {"temperature": 0.5, "stop": ["e"], "window": 2, "max_tokens": 40},
+    ]
+    return {"seed": at, **ways[at % len(ways)]}
+
+
+def expect(llm: LLM, at: int) -> Any:
+    example = EXAMPLES[at % len(EXAMPLES)]
+    if at % 2:
+        shape = StructuredOutputs(json=example.schema)
+        return llm.generate(example.prompt_messages(), SamplingParams(**way(at), structured_outputs=shape))
+    return llm.generate(example.sentence, SamplingParams(**way(at)))
+
+
+def finished(client: Client, before: dict[str, float]) -> float:
+    return sum(value for name, value in client.counted(before).items() if name.startswith("tandemrt_finished"))

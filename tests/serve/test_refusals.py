@@ -1,0 +1,122 @@
+"""What cannot be served is refused by name, on that request alone."""
+
+import json
+from typing import Any
+
+import pytest
+import tritonclient.grpc as grpc
+from tritonclient.utils import InferenceServerException
+
+from tests.serve.client import Client, tensor
+
+HELLO = {"text_input": "Hello", "max_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "exactly one of text_input, messages, input_ids"),
+        ({"text_input": "a", "input_ids": [1, 2]}, "exactly one of"),
+        ({"text_input": "", "max_tokens": 4}, "at least one token"),
+        ({**HELLO, "max_tokns": 4}, "max_tokns: is no input of this model (did you mean 'max_tokens'?)"),
+        ({**HELLO, "parameters": {"top_a": 1}}, "top_a: is no input"),
+        ({**HELLO, "n": 2}, "n: is not supported"),
+        ({**HELLO, "presence_penalty": 0.5}, "presence_penalty: is not supported"),
+        ({**HELLO, "temperature": -1.0}, "temperature: must be at least 0"),
+        ({**HELLO, "max_tokens": 0}, "max_tokens: must be at least 1"),
+        ({**HELLO, "max_tokens": 600}, "engine's length 512"),
+        ({**HELLO, "window": 9}, "window: this runtime drafts at most 4"),
+        ({**HELLO, "rule": "lucky"}, "rule"),
+        ({**HELLO, "messages": "[]"}, "exactly one of"),
+        ({"messages": "[1]"}, "messages: must be a JSON list of objects"),
+        ({"messages": "{"}, "messages: must be JSON"),
+        ({"input_ids": [5, 99999]}, "token ids must be in"),
+        ({**HELLO, "structured_outputs": "{"}, "structured_outputs: must be JSON"),
+        ({**HELLO, "structured_outputs": '{"jason": 1}'}, "jason"),
+        ({**HELLO, "structured_outputs": '{"regex": "["}'}, "regex: cannot be compiled"),
+        ({**HELLO, "structured_outputs": '{"json": {"not": {}}}'}, "not"),
+        ({**HELLO, "guided_decoding_guide": "x"}, "guided_decoding_guide: must come with"),
+        ({**HELLO, "guided_decoding_guide_type": "prose"}, "guided_decoding_guide_type: must be one of"),
+        ({**HELLO, "guided_decoding_guide_type": "regex"}, "guided_decoding_guide: must come with"),
+        ({**HELLO, "sampling_parameters": "[]"}, "sampling_parameters: must be a JSON object"),
+        ({**HELLO, "sampling_parameters": '{"max_tokens": 5}'}, "max_tokens: given twice"),
+        ({**HELLO, "sampling_parameters": '{"stream": true}'}, "send it as an input"),
+        ({**HELLO, "sampling_parameters": '{"top_a": 1}'}, "top_a: is no input"),
+        ({**HELLO, "stop": ["a"], "stop_words": ["b"]}, "stop: given twice"),
+        ({**HELLO, "stop": [""]}, "stop"),
+        ({"input_ids": [5], "exclude_input_in_output": False}, "exclude_input_in_output"),
+        ({**HELLO, "timeout": -3}, "timeout: must be a positive number of microseconds"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_request_that_cannot_be_served_is_refused_by_name(demo: Client, body: dict[str, Any], said: str) -> None:
+    status, answer = demo.generate(**body)
+    assert status == 400, answer
+    assert said in answer["error"]
+    assert demo.generate(**HELLO)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"\xff\xfe", b'{"text_input": 5}', b'{"text_input": {}}', b'{"text_input": "a", "seed": -1}'],
+)  # fmt: skip
+def test_malformed_bodies_are_refused_and_harm_nobody(demo: Client, body: bytes) -> None:
+    connection = demo.post("generate", body)
+    answer = connection.getresponse()
+    assert answer.status in (400, 500)  # the server's own reading, before any model sees the request
+    assert "error" in json.loads(answer.read())
+    connection.close()
+    assert demo.generate(**HELLO)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text_input": "word " * 200_000},
+        {"input_ids": [7] * 100_000},
+        {**HELLO, "stop": ["x" * 1000] * 1000},
+        {**HELLO, "structured_outputs": json.dumps({"choice": ["a" * 200_000]})},
+        {**HELLO, "structured_outputs": json.dumps({"regex": "((a{1,900}){1,900}){1,900}"})},
+        {**HELLO, "structured_outputs": '{"json":' + "[" * 100_000 + "]" * 100_000 + "}"},
+        {**HELLO, "banned_token_ids": list(range(100_000))},
+    ],
+    ids=["text", "ids", "stops", "choice", "regex", "depth", "banned"],
+)
+def test_oversized_inputs_are_answered_and_harm_nobody(demo: Client, body: dict[str, Any]) -> None:
+    status, answer = demo.generate(**body)
+    assert status in (200, 400), answer
+    assert ("error" in answer) == (status == 400)
+    assert demo.generate(**HELLO)[0] == 200
+
+
+def test_an_error_in_a_stream_is_an_event_and_the_end_of_it(demo: Client) -> None:
+    [event] = demo.stream(**HELLO, n=3)
+    assert "n: is not supported" in event["error"]
+
+
+def test_a_request_that_runs_out_of_time_keeps_its_text(demo: Client) -> None:
+    status, answer = demo.generate(text_input="Please send", ignore_eos=True, timeout_s=0.3)
+    assert (status, answer["finish_reason"]) == (200, "timeout")
+    assert 0 < answer["num_output_tokens"] < 500
+
+
+@pytest.mark.parametrize("how", [{"timeout_s": 1e-6}, {"timeout": 1}])
+def test_a_request_without_time_for_a_token_is_an_error(demo: Client, how: dict[str, Any]) -> None:
+    _, answer = demo.generate(**HELLO, **how)
+    assert "request timeout expired" in answer["error"]
+
+
+def test_tritons_own_timeout_is_kept(demo: Client) -> None:
+    with pytest.raises(InferenceServerException, match="request timeout expired"):
+        demo.grpc(**HELLO, timeout_us=1)
+
+
+def test_grpc_names_an_input_that_the_model_does_not_have(demo: Client) -> None:
+    with pytest.raises(InferenceServerException, match="beams"):
+        demo.grpc(**HELLO, beams=2)
+
+
+def test_a_plain_grpc_call_is_refused_by_the_server_as_the_model_is_decoupled(demo: Client) -> None:
+    client = grpc.InferenceServerClient(f"127.0.0.1:{demo.server.grpc}")
+    with client, pytest.raises(InferenceServerException, match="decoupled"):
+        client.infer(demo.model, [tensor("text_input", "Hello")])
