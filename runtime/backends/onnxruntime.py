@@ -18,6 +18,9 @@ except ImportError as error:  # pragma: no cover - exercised by the doctor's tes
     ) from error
 
 
+onnxruntime.set_default_logger_severity(3)  # errors: opening a CUDA session warns of devices that nobody asked for
+
+
 class OnnxRuntimeEngine:
     """One graph in one session. Runs are ordered by the device's current stream; nothing is allocated between runs."""
 

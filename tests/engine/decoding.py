@@ -87,7 +87,13 @@ class Decoder:
     """A decoder on onnxruntime with its caches; whatever nobody wrote into the caches is poison."""
 
     def __init__(
-        self, folder: Path, attention: Lowering, batch: int, dtype: str = "float32", capacity: int = CAPACITY
+        self,
+        folder: Path,
+        attention: Lowering,
+        batch: int,
+        dtype: str = "float32",
+        capacity: int = CAPACITY,
+        device: str = "cpu",
     ) -> None:
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config)
@@ -101,13 +107,14 @@ class Decoder:
             vocab=spec.vocab,
             dtype=dtype,
         )
-        self.engine = OnnxRuntimeEngine.open(self.path, self.contract, device="cpu", threads=1)
+        self.device = device
+        self.engine = OnnxRuntimeEngine.open(self.path, self.contract, device=device, threads=1)
         self.dtype = getattr(torch, dtype)
         # A float16 key of 3e4 would overflow in the product with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}
         self.caches = {
             binding.name: torch.full(
-                binding.resolve({"batch": batch}), poison[binding.name.split(".")[0]], dtype=self.dtype
+                binding.resolve({"batch": batch}), poison[binding.name.split(".")[0]], dtype=self.dtype, device=device
             )
             for binding in self.contract.inputs
             if binding.name.startswith("past_")
@@ -115,9 +122,11 @@ class Decoder:
 
     def bind(self, tokens: torch.Tensor, index: Sequence[int], rows: torch.Tensor) -> tuple[object, torch.Tensor]:
         """A bound call and the tensor that its logits will be written into."""
-        logits = torch.full((*rows.shape, VOCAB), float("nan"), dtype=self.dtype)
-        named = {"token_ids": tokens, "write_index": torch.tensor(index), "score_rows": rows, "logits": logits}
-        return self.engine.bind(named | self.caches), logits
+        vocab = int(self.contract["logits"].shape[2])
+        logits = torch.full((*rows.shape, vocab), float("nan"), dtype=self.dtype, device=self.device)
+        named = {"token_ids": tokens, "write_index": torch.tensor(index), "score_rows": rows}
+        on_device = {name: tensor.to(self.device) for name, tensor in named.items()}
+        return self.engine.bind(on_device | {"logits": logits} | self.caches), logits
 
     def __call__(
         self, tokens: Sequence[Sequence[int]], index: Sequence[int], rows: Sequence[Sequence[int]] | None = None
@@ -128,4 +137,4 @@ class Decoder:
             torch.tensor(tokens), index, torch.tensor([list(query)] * len(tokens) if rows is None else rows)
         )
         call.run()
-        return logits.float()
+        return logits.float().cpu()
