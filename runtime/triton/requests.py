@@ -81,7 +81,9 @@ class _Given:
 
     def unpack(self, name: str) -> None:
         """Spread the object under ``name`` over the names it holds."""
-        bundled = self.values.pop(name, None) or {}
+        bundled = self.values.pop(name, None)
+        if bundled is None:
+            return
         if not isinstance(bundled, dict):
             raise BadRequest(f"{name}: must be a JSON object, received {bundled!r}")
         for key, value in bundled.items():

@@ -45,18 +45,17 @@ class Outbox:
             reply, item = entry
             try:
                 reply.send(item)
-            except Exception:
+            except Exception as error:
                 log.exception("a response could not be sent; its request is cancelled")
-                reply.request.cancel()
+                reply.give_up(error)
 
 
 class Reply:
     """One request's way back: the loop calls ``listen``, the outbox ``send``."""
 
     def __init__(self, sender: Any, ask: Ask, outbox: Outbox) -> None:
-        self._sender = sender
+        self._sender: Any | None = sender  # None once the final response is sent
         self._final = threading.Lock()
-        self._done = False  # the final response is sent
         self._ask = ask
         self._outbox = outbox
         self._submitted: Future[Request] = Future()  # the loop may speak before it is known
@@ -73,12 +72,12 @@ class Reply:
 
     @property
     def done(self) -> bool:
-        return self._done
+        return self._sender is None
 
     def abandoned(self) -> bool:
         """Whether the client cancelled or went away. Asks the server."""
         with self._final:  # asked about a request that has had its final response, the server crashes
-            return not self._done and bool(self._sender.is_cancelled())
+            return self._sender is not None and bool(self._sender.is_cancelled())
 
     def listen(self, item: StreamOutput) -> None:
         if self._ask.stream or item.output is not None:
@@ -89,20 +88,30 @@ class Reply:
         self._tokens += item.token_ids
         if item.output is not None:
             self._finish(item, item.output)
-        elif item.text or item.reasoning:
-            self._send(self._piece(item.text, item.reasoning, self._tokens), final=False)
+        elif (item.text or item.reasoning) and not self.done:
+            self._respond(self._piece(item.text, item.reasoning, self._tokens), final=False)
+
+    def give_up(self, error: Exception) -> None:
+        """End a request whose responses cannot be sent: a client that still listens is told why."""
+        self.request.cancel()
+        with self._final:
+            sender, self._sender = self._sender, None
+            if sender is not None:
+                refuse(sender, error)
 
     def _finish(self, item: StreamOutput, output: RequestOutput) -> None:
         with self._final:
-            self._done = True
-            error = _failure(output, self.request.failure)
-            if error is not None:
-                refuse(self._sender, error)
+            if self._sender is None:
                 return
+            error = _failure(output, self.request.failure)
             text, reasoning, tokens = item.text, item.reasoning, self._tokens
             if not self._ask.stream:
                 text, reasoning, tokens = output.text, output.reasoning, output.token_ids
-            self._send(self._piece(text, reasoning, tokens) | _summary(output), final=True)
+            if error is not None:
+                refuse(self._sender, error)
+            else:
+                self._respond(self._piece(text, reasoning, tokens) | _summary(output), final=True)
+            self._sender = None  # the stub must not find one at its end
 
     def _piece(self, text: str, reasoning: str, tokens: list[int]) -> dict[str, Any]:
         self._tokens = []
@@ -115,7 +124,8 @@ class Reply:
             "num_output_tokens": len(tokens),
         }
 
-    def _send(self, values: Mapping[str, Any], *, final: bool) -> None:
+    def _respond(self, values: Mapping[str, Any], *, final: bool) -> None:
+        assert self._sender is not None, "a response after the final one"
         tensors = [_tensor(name, values[name]) for name in values if name in self._ask.returns]
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
         self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=flags)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.serve.client import Client, GrpcStream, eventually, events
+from tests.serve.client import Client, GrpcStream, events, eventually
 from tests.serve.prompts import endless
 from tools.serve import TritonServer
 
