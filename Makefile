@@ -4,7 +4,15 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 
-.PHONY: help demo test test-fast check format bench clean
+# The Triton server of the nvidia-pytriton wheel needs numpy 1, so it has an environment of its own.
+SERVE_PYTHON ?= $(PYTHON)
+SERVE_VENV ?= .venv-serve
+SERVE = $(SERVE_VENV)/bin
+SERVE_PIP = $(SERVE)/python -m pip --disable-pip-version-check --quiet install --constraint constraints-serve.txt
+
+MODELS = engines/built/models
+
+.PHONY: help demo serve test test-serve test-fast check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -13,8 +21,17 @@ demo: $(VENV)/.demo ## build the demo bundle and answer three sentences, with sp
 	@$(BIN)/tandemrt export build demo --out engines/built/demo
 	@$(BIN)/python -m tools.demo.demo engines/built/demo
 
+serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8002 and print what to ask it
+	@$(SERVE)/tandemrt export build demo --out engines/built/demo
+	@$(SERVE)/tandemrt export triton engines/built/demo $(MODELS)
+	@$(SERVE)/python -m tools.serve $(MODELS)
+
 test: check ## everything CI runs: lint, types, all tests
 	$(BIN)/python -m pytest -n 2
+	@$(MAKE) --no-print-directory test-serve
+
+test-serve: $(SERVE_VENV)/.ready ## the tests against a real Triton server
+	$(SERVE)/python -m pytest tests/serve
 
 test-fast: $(VENV)/.dev ## the tests that build nothing
 	$(BIN)/python -m pytest -n 2 tests/plain
@@ -51,3 +68,11 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@$(PIP) --editable '.[cpu,tensorrt-rtx,dev]'
 	@touch $@ $(VENV)/.demo
+
+$(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml
+	@echo "setting up $(SERVE_VENV): the first time takes a few minutes"
+	@$(SERVE_PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v not in ((3, 11), (3, 12)) and "the Triton server needs Python 3.11 or 3.12: make ... SERVE_PYTHON=python3.12")'
+	@$(SERVE_PYTHON) -m venv $(SERVE_VENV)
+	@$(SERVE_PIP) "$$(grep '^torch==' constraints-serve.txt)"
+	@$(SERVE_PIP) --editable '.[cpu,triton,triton-test]'
+	@touch $@

@@ -3,6 +3,7 @@
 python -m tools.serve REPOSITORY --model demo
 """
 
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -72,13 +74,11 @@ class TritonServer:
             self._process = subprocess.Popen(
                 command, env=_environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        end = time.monotonic() + timeout_s
-        while not self._ready():
-            if self._process.poll() is not None or time.monotonic() > end:
-                tail = self.tail()
-                self.stop()
-                raise RuntimeError(f"the server did not become ready; the end of its log:\n{tail}")
-            time.sleep(0.1)
+        try:
+            self._wait_until_ready(self._process, timeout_s)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self, timeout_s: float = 30.0) -> int:
         """Ask the server to exit, make it after ``timeout_s``; return its exit status. Safe to call twice."""
@@ -88,8 +88,10 @@ class TritonServer:
             try:
                 status = self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)  # its own session: the server and its stubs
+                self._process.kill()
                 status = self._process.wait()
+            with suppress(ProcessLookupError):  # its own session: stubs that a crashed server left behind
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process = None
         shutil.rmtree(self._work, ignore_errors=True)
         return status
@@ -112,6 +114,13 @@ class TritonServer:
     ) -> None:
         self.stop()
 
+    def _wait_until_ready(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        while not self._ready():
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the server did not become ready; the end of its log:\n{self.tail()}")
+            time.sleep(0.1)
+
     def _ready(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/v2/health/ready", timeout=5) as answer:
@@ -128,6 +137,7 @@ def main(
     metrics: Annotated[int, typer.Option(help="Port of /metrics.")] = 8002,
 ) -> None:
     """Serve REPOSITORY until Ctrl-C, and print what to ask it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the server
     server = TritonServer(repository, http=http, grpc=grpc, metrics=metrics)
     print("starting the server ...", flush=True)
     try:
@@ -148,15 +158,17 @@ def main(
 
 def _welcome(server: TritonServer, model: str) -> str:
     url = f"{server.url}/v2/models/{model}"
-    order = "Please send 3 boxes of tea to Anna Berg in Oslo."
-    body = (
-        '{"messages": "[{\\"role\\": \\"user\\", \\"content\\": \\"' + order + '\\"}]", '
-        '"seed": 1, "temperature": 0.0, "guided_decoding_guide_type": "json"}'
-    )
+    order = "Please put 3 pine boxes at £4.35 apiece and 2 oak washers at £8.65 apiece on the account of Leo Conti."
+    inputs = {
+        "messages": json.dumps([{"role": "user", "content": order}], ensure_ascii=False),
+        "guided_decoding_guide_type": "json",
+        "temperature": 0.0,
+    }
     return (
-        f"Ready. HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}. Try, in another terminal:\n\n"
-        f"curl -s {url}/generate -d '{body}'\n\n"
-        f'With {url}/generate_stream and "stream": true the text comes as it is committed (curl -N).\n'
+        f"Ready: HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}. In another terminal:\n\n"
+        f"curl -s {url}/generate -d '{json.dumps(inputs, ensure_ascii=False)}'\n\n"
+        f"curl -sN {url}/generate_stream -d '{json.dumps({**inputs, 'stream': True}, ensure_ascii=False)}'\n\n"
+        f"curl -s http://127.0.0.1:{server.metrics}/metrics | grep ^tandemrt_\n\n"
         "Ctrl-C stops the server."
     )
 

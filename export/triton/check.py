@@ -2,9 +2,9 @@
 
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
-from tandemrt import __version__
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.deployment import Deployment
 from tandemrt.engines.errors import BadBundle, BadRepository
@@ -38,9 +38,10 @@ def problems(folder: Path, *, bundle: Bundle | None = None, backends: Path | Non
 
 def _deployment(folder: Path, deployment: Deployment, expected: Bundle | None) -> list[str]:
     lines = []
-    if deployment.tandemrt_version != __version__:
+    installed = metadata.version("tandemrt")
+    if deployment.tandemrt_version != installed:
         lines.append(
-            f"tandemrt_version must be {__version__}, what is installed here; it is {deployment.tandemrt_version}. "
+            f"tandemrt_version must be {installed}, what is installed here; it is {deployment.tandemrt_version}. "
             "Write the repository again"
         )
     try:

@@ -3,9 +3,9 @@
 import os
 import shutil
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
-from tandemrt import __version__
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.deployment import Deployment
 from tandemrt.engines.errors import BadRepository
@@ -49,7 +49,7 @@ def write_model(
     _check_free(folder)
     deployment = Deployment(
         bundle=BUNDLE,
-        tandemrt_version=__version__,
+        tandemrt_version=metadata.version("tandemrt"),
         window=window,
         threads=threads,
         overlap=overlap,

@@ -1,0 +1,142 @@
+"""``tandemrt export triton``: what it writes, what it finds wrong, and what the server finds wrong itself."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tandemrt import __version__
+from tandemrt.engines import serving
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BadRepository
+from tandemrt.export.triton.check import problems
+from tandemrt.export.triton.config import read_config
+from tandemrt.export.triton.repository import write_model
+from tools.serve import TritonServer
+
+
+@pytest.fixture
+def bundle(demo_bundle: Path) -> Bundle:
+    return Bundle.open(demo_bundle)
+
+
+def test_a_written_model_has_nothing_wrong_with_it(bundle: Bundle, tmp_path: Path) -> None:
+    model = write_model(bundle, tmp_path, name="served", instances=2, window=3, threads=1, overlap=False)
+    assert problems(model, bundle=bundle) == []
+    config = read_config(model / "config.pbtxt")
+    assert [tensor.name for tensor in config.input] == [spec.name for spec in serving.inputs()]
+    assert [tensor.name for tensor in config.output] == [spec.name for spec in serving.OUTPUTS]
+    assert (config.max_batch_size, config.model_transaction_policy.decoupled) == (0, True)
+    assert config.instance_group[0].count == 2
+    assert config.parameters["window"].string_value == "3"
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "gpus"), [("cpu", 2, []), (None, 2, []), ("cuda", 1, []), ("cuda:0,2", 1, [0, 2])]
+)
+def test_the_device_becomes_an_instance_group(
+    bundle: Bundle, tmp_path: Path, device: str | None, kind: int, gpus: list[int]
+) -> None:
+    [group] = read_config(write_model(bundle, tmp_path, device=device) / "config.pbtxt").instance_group
+    assert (group.kind, list(group.gpus)) == (kind, gpus)
+
+
+def test_a_linked_bundle_moves_with_the_tree_and_a_copied_one_alone(bundle: Bundle, tmp_path: Path) -> None:
+    linked = write_model(bundle, tmp_path, name="linked")
+    copied = write_model(bundle, tmp_path, name="copied", copy=True)
+    assert (linked / "1/bundle").is_symlink()
+    assert not (linked / "1/bundle").readlink().is_absolute()
+    assert not (copied / "1/bundle").is_symlink()
+    moved = tmp_path / "elsewhere" / "deeper" / "copied"
+    moved.parent.mkdir(parents=True)
+    copied.rename(moved)
+    assert problems(moved) == []
+
+
+def test_writing_again_replaces_its_own_model_and_nothing_else(bundle: Bundle, tmp_path: Path) -> None:
+    write_model(bundle, tmp_path, name="demo", window=1)
+    model = write_model(bundle, tmp_path, name="demo", window=2)
+    assert read_config(model / "config.pbtxt").parameters["window"].string_value == "2"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.pbtxt").write_text('backend: "vllm"')
+    with pytest.raises(BadRepository, match="must be free or a model that this command wrote"):
+        write_model(bundle, tmp_path, name="other")
+    assert {path.name for path in tmp_path.iterdir()} == {"demo", "other"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"window": 5}, {"instances": 0}, {"device": "tpu"}, {"device": "cuda:x"}, {"name": "a/b"}]
+)
+def test_what_cannot_be_served_is_not_written(bundle: Bundle, tmp_path: Path, arguments: dict[str, object]) -> None:
+    with pytest.raises(BadRepository):
+        write_model(bundle, tmp_path / "models", **arguments)  # type: ignore[arg-type]
+    assert not (tmp_path / "models").exists()
+
+
+def _edit(old: str, new: str) -> Callable[[Path], None]:
+    def edit(model: Path) -> None:
+        config = model / "config.pbtxt"
+        assert old in config.read_text()
+        config.write_text(config.read_text().replace(old, new, 1))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda model: (model / "config.pbtxt").unlink(), "must be a readable file"),
+        (lambda model: (model / "config.pbtxt").write_text("nonsense"), "must be a model configuration"),
+        (lambda model: (model / "1/model.py").unlink(), "model.py must be the file"),
+        (lambda model: (model / "1/model.py").write_text("pass"), "model.py must be the file"),
+        (lambda model: (model / "1/bundle").unlink(), "bundle must be a folder"),
+        (_edit("decoupled: true", "decoupled: false"), "must be decoupled"),
+        (_edit('backend: "python"', 'backend: "vllm"'), "backend must be 'python'"),
+        (_edit('name: "top_p"', 'name: "nucleus"'), "input top_p must be there"),
+        (_edit("TYPE_UINT64", "TYPE_INT64"), "input seed must be as this version writes it"),
+        (_edit('string_value: "3"', 'string_value: "7"'), "window must be at most the bundle's 4"),
+        (_edit('key: "window"', 'key: "widnow"'), "unknown key 'widnow'"),
+        (_edit(f'string_value: "{__version__}"', 'string_value: "9.9"'), "tandemrt_version must be"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_named_before_any_server_meets_it(
+    bundle: Bundle, tmp_path: Path, harm: Callable[[Path], None], said: str
+) -> None:
+    model = write_model(bundle, tmp_path, name="served", window=3)
+    harm(model)
+    assert said in "\n".join(problems(model, bundle=bundle))
+
+
+def test_a_server_whose_python_is_another_one_is_noticed(bundle: Bundle, tmp_path: Path) -> None:
+    model = write_model(bundle, tmp_path)
+    stubs = Path(next(p for p in sys.path if (Path(p) / "pytriton").is_dir())) / "pytriton/tritonserver"
+    for version in ("3.10", f"3.{sys.version_info.minor}"):
+        backends = tmp_path / version / "python"
+        backends.mkdir(parents=True)
+        stub = stubs / "python_backend_stubs" / version / "triton_python_backend_stub"
+        (backends / stub.name).write_bytes(stub.read_bytes())
+        found = problems(model, backends=backends.parent)
+        assert (found == []) == (version != "3.10")
+        assert all("runs 3.10" in line for line in found)
+
+
+def test_the_command_writes_checks_and_reports_by_its_exit_code(bundle: Bundle, tmp_path: Path) -> None:
+    def run(*more: str) -> "subprocess.CompletedProcess[str]":
+        command = ["export", "triton", str(bundle.folder), str(tmp_path), *more]
+        code = "from tandemrt.cli import main; main()"
+        return subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=False)
+
+    assert run("--check").returncode == 1
+    assert run("--name", "served", "--queue-limit", "7").returncode == 0
+    good = run("--name", "served", "--check")
+    assert (good.returncode, "ready to be served" in good.stdout) == (0, True)
+
+
+def test_a_model_that_cannot_be_opened_says_so_in_the_servers_log(bundle: Bundle, tmp_path: Path) -> None:
+    model = write_model(bundle, tmp_path, copy=True)
+    (model / "1/bundle/bundle.json").unlink()
+    server = TritonServer(tmp_path)
+    with pytest.raises(RuntimeError, match=r"bundle\.json"):
+        server.start()
