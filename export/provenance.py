@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from tandemrt import __version__
 from tandemrt.engines.manifest import EngineName, Provenance
 
 # The packages that decide the bytes of a bundle; those that are not installed had no part in it.
@@ -17,7 +18,7 @@ def collect(*, recipe: str, checkpoints: dict[EngineName, str]) -> Provenance:
     commit, dirty = source_state(Path(__file__).resolve())
     return Provenance(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        tandemrt=metadata.version("tandemrt"),
+        tandemrt=__version__,
         commit=commit,
         dirty=dirty,
         python=platform.python_version(),

@@ -28,9 +28,6 @@ class OnnxRuntimeEngine:
         self.session = session
         self.contract = contract
         self.device = device
-        self._options = onnxruntime.RunOptions()
-        if device.type == "cuda":  # the loop waits for events of its own, once per round
-            self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     @classmethod
     def open(
@@ -46,8 +43,9 @@ class OnnxRuntimeEngine:
         options.log_severity_level = 3  # errors: the rest is advice on graphs that we do not write by hand
         if threads is not None:
             options.intra_op_num_threads = threads
+        providers = _providers(device)
         try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=_providers(device))
+            session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:  # onnxruntime raises a family of its own without a common public base
             raise BadBundle(f"{path}: onnxruntime cannot load this engine: {error}; build the bundle again") from error
         differences = contract.differences(_contract_of(session, contract))
@@ -64,7 +62,7 @@ class OnnxRuntimeEngine:
         source = dict(self.contract.aliases)
         for b in self.contract.outputs:
             binding.bind_output(b.name, *_place(tensors[source.get(b.name, b.name)], self.device))
-        return OnnxRuntimeCall(self.session, binding, self._options, tuple(tensors.values()))
+        return OnnxRuntimeCall(self.session, binding, tuple(tensors.values()))
 
 
 class OnnxRuntimeCall:
@@ -74,16 +72,19 @@ class OnnxRuntimeCall:
         self,
         session: "onnxruntime.InferenceSession",
         binding: "onnxruntime.IOBinding",
-        options: "onnxruntime.RunOptions",
         keep: tuple[torch.Tensor, ...],
     ) -> None:
         self._session = session
         self._binding = binding
-        self._options = options
         self._keep = keep  # the bindings hold bare addresses
 
     def run(self) -> None:
-        self._session.run_with_iobinding(self._binding, self._options)
+        """Run once. On a CUDA device the session waits for its own work at the end of a run.
+
+        Without that wait, values that a graph computes on the host (shapes, operators without a CUDA kernel) are
+        overwritten by the next run before the device has read them: seen on one H200 as wrong caches after prefill.
+        """
+        self._session.run_with_iobinding(self._binding)
 
 
 def _providers(device: torch.device) -> list[tuple[str, dict[str, str]]]:
