@@ -1,7 +1,9 @@
 """What a server takes and gives: derived from SamplingParams, read exactly, refused by name."""
 
+import itertools
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,14 @@ def test_names_of_inputs_and_outputs_are_unique_and_no_foreign_name_hides_one() 
     assert len(set(names)) == len(names)
     assert len({spec.name for spec in serving.OUTPUTS}) == len(serving.OUTPUTS)
     assert not set(serving.OFF) & set(names)
+
+
+def test_the_page_on_serving_lists_every_tensor_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text().splitlines()
+    for title, specs in (("input", serving.inputs()), ("output", serving.OUTPUTS)):
+        start = page.index(f"| {title} | type | meaning |") + 2
+        table = list(itertools.takewhile(lambda line: line.startswith("|"), page[start:]))
+        assert table == [f"| {spec.name} | {spec.datatype}{list(spec.dims)} | {spec.description} |" for spec in specs]
 
 
 @given(
