@@ -55,7 +55,7 @@ class Client:
             return stream.responses()
 
     def metrics(self) -> dict[str, float]:
-        """This model's custom metrics: the name, with the label that tells series apart in braces, and the value."""
+        """This model's own metrics by name and the label that tells series apart, summed over instances."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.metrics, timeout=TIMEOUT_S)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
@@ -65,7 +65,8 @@ class Client:
             match = re.fullmatch(r"(tandemrt_\w+)\{(.*)\} (\S+)", line)
             if match and f'model="{self.model}"' in match[2]:
                 own = re.findall(r'(?:reason|verb|position|le)="[^"]*"', match[2])
-                values[match[1] + (f"{{{own[0]}}}" if own else "")] = float(match[3])
+                name = match[1] + (f"{{{own[0]}}}" if own else "")
+                values[name] = values.get(name, 0.0) + float(match[3])
         return values
 
     def counted(self, earlier: dict[str, float]) -> dict[str, float]:

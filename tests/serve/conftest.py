@@ -14,12 +14,12 @@ from tools.serve import TritonServer
 
 @pytest.fixture(scope="session")
 def repository(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo under three names: for most tests, with a short queue, and to be loaded and unloaded."""
+    """The demo under three names: for most tests, with a short queue, and twice over to be loaded and unloaded."""
     folder = tmp_path_factory.mktemp("repository")
     bundle = Bundle.open(demo_bundle)
     write_model(bundle, folder, name="demo", threads=1, queue_limit=64)
     write_model(bundle, folder, name="short", threads=1, queue_limit=2, copy=True)
-    write_model(bundle, folder, name="passing", threads=1, overlap=True, window=2)
+    write_model(bundle, folder, name="passing", threads=1, overlap=True, window=2, instances=2)
     return folder
 
 

@@ -24,7 +24,7 @@ def test_a_cancelled_grpc_request_ends_within_a_few_rounds(demo: Client) -> None
     stream.next()
     stream.cancel()
     assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1, within_s=2.0)
-    assert demo.counted(before)["tandemrt_kept_total"] < 250  # it would have had 500
+    assert demo.counted(before)["tandemrt_kept_total"] < 50  # it would have had 500
 
 
 def test_a_cancelled_grpc_request_ends_even_if_it_streams_nothing(demo: Client) -> None:
@@ -71,7 +71,7 @@ def test_unloading_a_model_ends_its_requests_cleanly_and_it_can_come_back(server
     streams = [threading.Thread(target=lambda: seen.append(passing.stream(**endless()))) for _ in range(10)]
     for stream in streams:
         stream.start()
-    assert eventually(lambda: passing.metrics()["tandemrt_requests_running"] == 8)
+    assert eventually(lambda: passing.metrics()["tandemrt_requests_running"] == 10)  # over two instances
     _control(server, "unload")
     status, answer = passing.generate(text_input="Hello", max_tokens=3)
     assert status != 200, answer
@@ -79,7 +79,7 @@ def test_unloading_a_model_ends_its_requests_cleanly_and_it_can_come_back(server
         stream.join(timeout=60)
     assert len(seen) == 10
     for pieces in seen:
-        assert "error" in pieces[-1] or pieces[-1]["finish_reason"] == "length"
+        assert pieces[-1].get("finish_reason") == "length", pieces[-1]
     assert eventually(lambda: not _ready(server, "passing"))
     assert eventually(lambda: not passing.metrics(), within_s=20.0)  # the metrics left with the model
 
