@@ -137,7 +137,8 @@ def main(
     metrics: Annotated[int, typer.Option(help="Port of /metrics.")] = 8002,
 ) -> None:
     """Serve REPOSITORY until Ctrl-C, and print what to ask it."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the server
+    for ending in (signal.SIGINT, signal.SIGTERM):  # whoever ends this ends the server, also in the background
+        signal.signal(ending, signal.default_int_handler)
     server = TritonServer(repository, http=http, grpc=grpc, metrics=metrics)
     print("starting the server ...", flush=True)
     try:
