@@ -53,7 +53,9 @@ def place(
     length = mask = None
     if lowering == "length":
         # Attention aligns causality to the end of each row's length, so padded query rows count as well.
-        length = b.op("Add", index, query)
+        # Taken from the positions rather than from the shape: what depends on a shape is computed on the host, and
+        # `index` would have to travel there.
+        length = b.op("Add", b.op("ReduceMax", positions, b.constant([1]), keepdims=0), b.constant(1))
     else:
         seen = b.op("LessOrEqual", _ramp(b, capacity), b.op("Unsqueeze", positions, b.constant([2])))
         mask = b.op("Unsqueeze", seen, b.constant([1]))

@@ -28,6 +28,7 @@ class OnnxRuntimeEngine:
         self.session = session
         self.contract = contract
         self.device = device
+        self._host_inputs = _host_inputs(session) if device.type == "cuda" else ()
 
     @classmethod
     def open(
@@ -57,33 +58,41 @@ class OnnxRuntimeEngine:
         """See Engine.bind. Aliased outputs are bound to the memory of their input."""
         check_tensors(self.contract, tensors, self.device)
         binding = self.session.io_binding()
+        mirrors = {name: tensors[name].cpu() for name in self._host_inputs}
         for b in self.contract.inputs:
-            binding.bind_input(b.name, *_place(tensors[b.name], self.device))
+            tensor = mirrors.get(b.name, tensors[b.name])
+            binding.bind_input(b.name, *_place(tensor))
         source = dict(self.contract.aliases)
         for b in self.contract.outputs:
-            binding.bind_output(b.name, *_place(tensors[source.get(b.name, b.name)], self.device))
-        return OnnxRuntimeCall(self.session, binding, tuple(tensors.values()))
+            binding.bind_output(b.name, *_place(tensors[source.get(b.name, b.name)]))
+        copies = tuple((tensors[name], mirror) for name, mirror in mirrors.items())
+        return OnnxRuntimeCall(self.session, binding, copies, tuple(tensors.values()))
 
 
 class OnnxRuntimeCall:
-    """A session with all of its tensors bound."""
+    """A session with all of its tensors bound.
+
+    A run waits for its own work on a CUDA device: what a graph computes on the host on its way there is overwritten
+    by the next run. Inputs that a graph reads on the host (operators without a CUDA kernel) are copied there first;
+    bound directly, onnxruntime would copy them once, when they are bound, and read the same values ever after.
+    """
 
     def __init__(
         self,
         session: "onnxruntime.InferenceSession",
         binding: "onnxruntime.IOBinding",
+        copies: tuple[tuple[torch.Tensor, torch.Tensor], ...],
         keep: tuple[torch.Tensor, ...],
     ) -> None:
         self._session = session
         self._binding = binding
+        self._copies = copies
         self._keep = keep  # the bindings hold bare addresses
 
     def run(self) -> None:
-        """Run once. On a CUDA device the session waits for its own work at the end of a run.
-
-        Without that wait, values that a graph computes on the host (shapes, operators without a CUDA kernel) are
-        overwritten by the next run before the device has read them: seen on one H200 as wrong caches after prefill.
-        """
+        """Run once, after all work on the device's current stream."""
+        for tensor, mirror in self._copies:
+            mirror.copy_(tensor)
         self._session.run_with_iobinding(self._binding)
 
 
@@ -102,7 +111,14 @@ def _providers(device: torch.device) -> list[tuple[str, dict[str, str]]]:
     return [("CUDAExecutionProvider", cuda), cpu]
 
 
-def _place(tensor: torch.Tensor, device: torch.device) -> tuple[str, int, object, list[int], int]:
+def _host_inputs(session: "onnxruntime.InferenceSession") -> tuple[str, ...]:
+    """Inputs that the session wants in host memory, though it runs on a CUDA device."""
+    where = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    return tuple(argument.name for argument, memory in where if memory.name == "Cpu")
+
+
+def _place(tensor: torch.Tensor) -> tuple[str, int, object, list[int], int]:
+    device = tensor.device
     return device.type, device.index or 0, _ELEMENT_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
 
 
