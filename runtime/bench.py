@@ -8,11 +8,11 @@ from typing import Any
 
 from tandemrt.engines.params import SamplingParams
 from tandemrt.runtime.llm import LLM
-from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.metrics import VERBS, Metrics
 from tandemrt.runtime.outputs import RequestOutput
 from tandemrt.runtime.prompt import Prompt
 
-VERBS = ("propose", "target", "wait", "commit", "fill", "verify")
+ROUND = tuple(verb for verb in VERBS if verb != "prefill")  # what every round does
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,17 @@ class Measure:
     @property
     def ms_per_round(self) -> dict[str, float]:
         """Host milliseconds of a round, by verb."""
-        return {verb: 1e3 * self.metrics.seconds[verb] / max(1, self.metrics.rounds) for verb in VERBS}
+        return {verb: 1e3 * self.metrics.seconds[verb] / max(1, self.metrics.rounds) for verb in ROUND}
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens kept per row and round."""
-        accepted, steps = self._sums()
-        return 1 + accepted / steps if steps else 1.0
+        """Tokens kept per request and round."""
+        return 1 + sum(self.metrics.accepted) / max(1, self.metrics.steps)
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        histogram = [
-            sum(column) for column in zip(*(o.speculation.acceptance_histogram for o in self.outputs), strict=True)
-        ]
-        steps = max(1, sum(histogram))
-        return [sum(histogram[position:]) / steps for position in range(1, len(histogram))]
-
-    def _sums(self) -> tuple[int, int]:
-        records = [o.speculation for o in self.outputs]
-        return sum(r.num_accepted_draft_tokens for r in records), sum(r.num_spec_steps for r in records)
+        """For each drafted position, the share of windows in which it was accepted."""
+        return [count / max(1, self.metrics.steps) for count in self.metrics.accepted]
 
     def to_json(self) -> dict[str, Any]:
         return {

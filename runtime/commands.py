@@ -158,7 +158,7 @@ def show(output: "RequestOutput") -> None:
 
 
 def _show_comparison(result: "Comparison") -> None:
-    from tandemrt.runtime.bench import VERBS
+    from tandemrt.runtime.bench import ROUND
 
     table = Table("", "plain", "speculation", show_edge=False)
     ways = (result.plain, result.speculated)
@@ -168,7 +168,7 @@ def _show_comparison(result: "Comparison") -> None:
     table.add_row("acceptance length", "1.00", f"{result.speculated.acceptance_length:.2f}")
     positions = " ".join(f"{rate:.2f}" for rate in result.speculated.acceptance_per_position)
     table.add_row("accepted at position 1..", "", positions)
-    for verb in VERBS:
+    for verb in ROUND:
         table.add_row(f"{verb}, host ms per round", *(f"{way.ms_per_round[verb]:.3f}" for way in ways))
     console.print(table)
     total = len(result.plain.outputs)

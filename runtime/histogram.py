@@ -29,3 +29,16 @@ class Histogram:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+    def copy(self) -> "Histogram":
+        """The same counts, with nobody listening."""
+        same = Histogram(self.buckets)
+        same.counts, same.sum = list(self.counts), self.sum
+        return same
+
+    def since(self, earlier: "Histogram") -> "Histogram":
+        """What was observed after ``earlier``, a copy of this one."""
+        newer = Histogram(self.buckets)
+        newer.counts = [now - then for now, then in zip(self.counts, earlier.counts, strict=True)]
+        newer.sum = self.sum - earlier.sum
+        return newer

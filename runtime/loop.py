@@ -59,7 +59,7 @@ class Loop:
         self.drafter = drafter
         self.scheduler = scheduler
         self.overlap = overlap
-        self.metrics = Metrics()
+        self.metrics = Metrics(accepted=[0] * drafter.window)
         self.clock = clock
         self._buffers: RoundBuffers = tandem.buffers
         self._state: SlotState = tandem.state
@@ -132,6 +132,7 @@ class Loop:
     def _join(self) -> None:
         """Waiting requests join free slots; prompts go into the caches, ``prefill_chunk`` tokens a round in all."""
         for slot, request in self.scheduler.admit():
+            self.metrics.queue_seconds.observe(time.monotonic() - request.submitted)
             self._state.admit(slot, request.slot_params())
             upload(request.prompt, self._buffers.prompts[slot, : len(request.prompt)])
             self._place(slot, request)
@@ -173,14 +174,16 @@ class Loop:
             emitted = tokens[slot][: counts[slot]]
             before = len(request.tokens)
             try:
-                request.commit(emitted, last.usable[slot])
+                accepted = request.commit(emitted, last.usable[slot])
                 if not emitted and not request.finished:
                     raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
             except Exception as error:
                 self._end(slot, request, "error", failure=error)
                 continue
+            if accepted is not None:
+                self.metrics.accept(accepted)
             self.metrics.emitted += len(emitted)
-            self.metrics.kept += len(request.tokens) - before
+            self._keep(request, len(request.tokens) - before)
             if request.output is not None:
                 self.scheduler.free(slot)
                 self._count(request)
@@ -216,6 +219,7 @@ class Loop:
             lengths[slot] = count
             self.metrics.drafted += len(draft)
             self.metrics.evaluated += count
+            self.metrics.cut_drafts += len(draft) - count
         self._buffers.bitmask.copy_in(batch, window + 1, self._buffers.words)
         self._buffers.draft_len.copy_in(batch)
         return usable
@@ -226,7 +230,22 @@ class Loop:
         self._count(request)
         request.tell()
 
+    def _keep(self, request: Request, count: int) -> None:
+        """Count tokens that became text, and how long they took."""
+        self.metrics.kept += count
+        if count <= 0:
+            return
+        now = time.monotonic()
+        if request.newest is None:
+            self.metrics.time_to_first_token_seconds.observe(now - request.submitted)
+            count -= 1  # the others of a first window come with it, at no time of their own
+        since = request.newest if request.newest is not None else now
+        for _ in range(count):
+            self.metrics.inter_token_seconds.observe((now - since) / count)
+        request.newest = now
+
     def _count(self, request: Request) -> None:
         reason = request.finish_reason or ""
         self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
         self.metrics.forced_ends += request.forced_ends
+        self.metrics.boundaries_inside += request.boundaries_inside

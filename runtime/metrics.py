@@ -3,25 +3,39 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tandemrt.runtime.histogram import Histogram
+
+VERBS = ("prefill", "propose", "target", "wait", "commit", "fill", "verify")
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+COUNTS = tuple(range(17))  # windows go up to 16
 
 
 @dataclass
 class Metrics:
-    """Counters of a loop since it started. Times are host seconds."""
+    """Counters and histograms of a loop since it started. Times are host seconds."""
 
     rounds: int = 0
     waits: int = 0  # times the host waited for the device: one per round
     drafted: int = 0  # proposed tokens of live requests
-    evaluated: int = 0  # of those, verified: the rest was cut by a constraint or a limit
+    evaluated: int = 0  # of those, verified
+    cut_drafts: int = 0  # of those, not verified: a constraint refused them
     emitted: int = 0  # tokens that verification decided for live requests
     kept: int = 0  # of those, in a text
+    steps: int = 0  # windows verified: a round counts once per request that drafted
+    accepted: list[int] = field(default_factory=list)  # drafted tokens accepted and kept, by position in the window
     prefilled: int = 0
     forced_ends: int = 0  # reasoning closed by a budget
+    boundaries_inside: int = 0  # reasoning that ended in the middle of what one round emitted
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("prefill", "propose", "target", "wait", "commit", "fill", "verify"), 0.0)
-    )
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
+    queue_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # from submission to a slot
+    time_to_first_token_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # from submission
+    inter_token_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # one value per token
+    accepted_per_step: Histogram = field(default_factory=lambda: Histogram(COUNTS))
 
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
@@ -32,16 +46,31 @@ class Metrics:
         finally:
             self.seconds[verb] += time.perf_counter() - start
 
+    def accept(self, count: int) -> None:
+        """Count one verified window, of which ``count`` drafted tokens were accepted and kept."""
+        self.steps += 1
+        for position in range(count):
+            self.accepted[position] += 1
+        self.accepted_per_step.observe(count)
+
     def since(self, earlier: "Metrics") -> "Metrics":
         """What was counted after ``earlier``, a copy of these metrics."""
-
-        def less(now: object, then: object) -> object:
-            if isinstance(now, dict) and isinstance(then, dict):
-                return {key: now[key] - then.get(key, 0) for key in now}
-            return now - then  # type: ignore[operator]
-
-        values = {f.name: less(getattr(self, f.name), getattr(earlier, f.name)) for f in fields(self)}
-        return Metrics(**values)  # type: ignore[arg-type]
+        return Metrics(**{f.name: _less(getattr(self, f.name), getattr(earlier, f.name)) for f in fields(self)})
 
     def copy(self) -> "Metrics":
-        return replace(self, finished=dict(self.finished), seconds=dict(self.seconds))
+        """The metrics as they stand, with nobody listening."""
+        return Metrics(**{f.name: _copied(getattr(self, f.name)) for f in fields(self)})
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, Histogram) else deepcopy(value)
+
+
+def _less(now: Any, then: Any) -> Any:
+    if isinstance(now, Histogram):
+        return now.since(then)
+    if isinstance(now, dict):
+        return {key: now[key] - then.get(key, 0) for key in now}
+    if isinstance(now, list):
+        return [n - t for n, t in zip(now, then, strict=True)]
+    return now - then

@@ -32,22 +32,18 @@ class Speculation:
     def draft_acceptance_rate(self) -> float:
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
-    @property
-    def acceptance_per_position(self) -> list[float]:
-        """For each drafted position, the share of steps in which it was accepted."""
-        steps = max(1, self.num_spec_steps)
-        return [sum(self.acceptance_histogram[position:]) / steps for position in range(1, self.window + 1)]
-
-    def record(self, *, drafted: int, kept: int, emitted: int) -> None:
+    def record(self, *, drafted: int, kept: int, emitted: int) -> int:
         """Count one step: ``drafted`` tokens verified, ``emitted`` by verification, ``kept`` of those in the text.
 
-        What the end of a request cuts off was not accepted, so 1 + accepted / steps stays the tokens per step.
+        Returns the drafted tokens that were accepted. What the end of a request cuts off was not, so
+        1 + accepted / steps stays the tokens per step.
         """
         accepted = max(0, min(kept, emitted) - 1)
         self.num_spec_steps += 1
         self.num_draft_tokens += drafted
         self.num_accepted_draft_tokens += accepted
         self.acceptance_histogram[accepted] += 1
+        return accepted
 
     def to_json(self) -> dict[str, Any]:
         return {

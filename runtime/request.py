@@ -62,6 +62,9 @@ class Request:
         self.speculation = Speculation(window)
         self.failure: Exception | None = None
         self.output: RequestOutput | None = None  # set when the request has finished
+        self.boundaries_inside = 0  # reasoning that ended in the middle of what one round emitted
+        self.submitted = time.monotonic()
+        self.newest: float | None = None  # when the newest token came, in the same seconds
         self._transcript = transcript
         self._listener = listener
         self._told = 0  # output tokens the listener knows
@@ -119,8 +122,11 @@ class Request:
             return "cancelled"
         return "timeout" if self._deadline is not None and now >= self._deadline else None
 
-    def commit(self, emitted: Sequence[int], drafted: int) -> None:
-        """Take in what verification emitted for this request. May finish it."""
+    def commit(self, emitted: Sequence[int], drafted: int) -> int | None:
+        """Take in what verification emitted for this request. May finish it.
+
+        Returns how many of the ``drafted`` tokens that were verified were accepted and kept; None without any.
+        """
         commit = self.constraint.commit(emitted)
         before = len(self.tokens)
         self.tokens += commit.kept
@@ -131,10 +137,15 @@ class Request:
                 finish, stop_reason = "stop", self._transcript.stopped_by
                 del self.tokens[len(self.prompt) + self._transcript.tokens :]
                 break
+        kinds = [piece.kind for piece in commit.pieces]
+        self.boundaries_inside += "answer" in kinds[1:] and kinds[0] != "answer"
+        accepted = None
         if drafted:
-            self.speculation.record(drafted=drafted, kept=max(0, len(self.tokens) - before), emitted=len(emitted))
+            kept = max(0, len(self.tokens) - before)
+            accepted = self.speculation.record(drafted=drafted, kept=kept, emitted=len(emitted))
         if finish is not None:
             self._conclude(finish, stop_reason)
+        return accepted
 
     def finish(self, reason: str, failure: Exception | None = None) -> None:
         """End the request from outside of its text, which is kept so far. Nothing happens if it has finished."""

@@ -55,6 +55,7 @@ def test_answers_are_right_and_valid_and_the_same_without_speculation(llm: LLM) 
     assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
     right = sum(o.text == e.record for o, e in zip(outputs, EXAMPLES, strict=True))
     assert right >= 0.9 * len(EXAMPLES)
+    assert llm.metrics.boundaries_inside > 0, "reasoning never ended in the middle of a window"
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7, 30])

@@ -83,6 +83,34 @@ def test_the_rejection_rule_meets_the_refused_token_and_the_coupled_rule_stops_b
     assert set(rejection.token_ids) | set(coupled.token_ids) <= {70, 71}
 
 
+def test_the_metrics_add_up_to_what_the_requests_say(llm: LLM) -> None:
+    prompts = [f"count {i} <think>" for i in range(6)]
+    outputs = llm.generate(prompts, endless(max_tokens=30, thinking_token_budget=8))
+    metrics = llm.metrics
+    records = [output.speculation for output in outputs]
+    assert metrics.steps == sum(record.num_spec_steps for record in records) > 0
+    assert sum(metrics.accepted) == sum(record.num_accepted_draft_tokens for record in records) > 0
+    assert metrics.accepted == sorted(metrics.accepted, reverse=True)
+    assert metrics.evaluated == sum(record.num_draft_tokens for record in records)
+    assert metrics.evaluated + metrics.cut_drafts == metrics.drafted
+    assert metrics.kept == sum(len(output.token_ids) for output in outputs)
+    assert metrics.forced_ends == 6
+    assert metrics.queue_seconds.count == metrics.time_to_first_token_seconds.count == 6
+    assert metrics.inter_token_seconds.count == metrics.kept - 6
+    assert metrics.accepted_per_step.count == metrics.steps
+    assert metrics.accepted_per_step.sum == sum(metrics.accepted)
+
+
+def test_metrics_tell_what_came_after_a_copy(llm: LLM) -> None:
+    llm.generate("before", endless(max_tokens=10))
+    copy = llm.metrics.copy()
+    llm.generate("after", endless(max_tokens=7))
+    since = llm.metrics.since(copy)
+    assert (since.kept, since.finished) == (7, {"length": 1})
+    assert since.time_to_first_token_seconds.count == 1
+    assert copy.kept == 10
+
+
 def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_text(tiny_bundle: Path) -> None:
     prompt = "the quick brown fox jumps over the lazy dog and then some more"
     with LLM(tiny_bundle, threads=1) as llm:
