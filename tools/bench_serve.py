@@ -7,8 +7,9 @@ import http.client
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from tandemrt.engines.params import SamplingParams, StructuredOutputs
 from tandemrt.export.triton.repository import write_model
 from tandemrt.runtime.llm import LLM
 from tools.demo.corpus import Example, held_out
-from tools.serve import TritonServer
+from tools.serve import TritonServer, stop_on_signals
 
 MODEL = "measured"
 
@@ -52,13 +53,21 @@ def main(
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,
 ) -> None:
     """Answer held-out sentences through the Python API and through the server, and compare."""
+    stop_on_signals()
     examples = held_out(requests)
-    python = _python(bundle, examples, threads, repeats)
-    served = _served(bundle, examples, threads, repeats, concurrency)
-    streamed = _served(bundle, examples, threads, repeats, concurrency, stream=True)
+    with _server(bundle, threads, concurrency) as server, LLM(bundle, threads=threads) as llm:
+        ways: dict[str, Callable[[], Measured]] = {
+            "Python API": lambda: _python(llm, examples),
+            "HTTP generate": lambda: _served(server, examples, concurrency, stream=False),
+            "HTTP stream": lambda: _served(server, examples, concurrency, stream=True),
+        }
+        for run in ways.values():  # the first run compiles grammars
+            run()
+        runs = [{name: run() for name, run in ways.items()} for _ in range(repeats)]  # in turn: the machine may change
+    rows = {name: min((each[name] for each in runs), key=lambda measured: measured.seconds) for name in ways}
+    python = rows["Python API"]
     console = Console()
-    table = Table("", "tokens/s", "requests/s", "of the Python API", "errors", "same text", show_edge=False)
-    rows = {"Python API": python, "HTTP generate": served, "HTTP generate_stream": streamed}
+    table = Table("", "tokens/s", "requests/s", "ratio", "errors", "same text", show_edge=False)
     for name, way in rows.items():
         same = sum(mine == theirs for mine, theirs in zip(way.texts, python.texts, strict=True))
         table.add_row(
@@ -76,57 +85,45 @@ def main(
         out.write_text(json.dumps({"requests": requests, "concurrency": concurrency, **figures}, indent=2) + "\n")
 
 
-def _python(bundle: Path, examples: list[Example], threads: int | None, repeats: int) -> Measured:
-    params = [SamplingParams(seed=i, structured_outputs=StructuredOutputs(json=e.schema)) for i, e in _listed(examples)]
-    with LLM(bundle, threads=threads) as llm:
-        prompts: list[Any] = [example.prompt_messages() for example in examples]
-
-        def run() -> Measured:
-            start = time.perf_counter()
-            outputs = llm.generate(prompts, params)
-            return Measured(
-                time.perf_counter() - start,
-                sum(len(output.token_ids) for output in outputs),
-                sum(output.finish_reason == "error" for output in outputs),
-                [output.text for output in outputs],
-            )
-
-        return _best(run, repeats)
-
-
-def _served(
-    bundle: Path, examples: list[Example], threads: int | None, repeats: int, clients: int, *, stream: bool = False
-) -> Measured:
+@contextmanager
+def _server(bundle: Path, threads: int | None, clients: int) -> Iterator[TritonServer]:
     with tempfile.TemporaryDirectory() as folder:
-        repository = Path(folder)
-        write_model(Bundle.open(bundle), repository, name=MODEL, threads=threads, queue_limit=max(clients, 256))
-        with TritonServer(repository) as server:
-
-            def run() -> Measured:
-                start = time.perf_counter()
-                with ThreadPoolExecutor(clients) as pool:
-                    answers = list(pool.map(lambda each: _ask(server, *each, stream=stream), _listed(examples)))
-                return Measured(
-                    time.perf_counter() - start,
-                    sum(tokens for tokens, _ in answers),
-                    sum(text is None for _, text in answers),
-                    [text for _, text in answers],
-                )
-
-            return _best(run, repeats)
+        write_model(Bundle.open(bundle), Path(folder), name=MODEL, threads=threads, queue_limit=max(clients, 256))
+        with TritonServer(Path(folder)) as server:
+            yield server
 
 
-def _best(run: Callable[[], Measured], repeats: int) -> Measured:
-    run()  # the first run compiles grammars
-    return min((run() for _ in range(repeats)), key=lambda measured: measured.seconds)
+def _python(llm: LLM, examples: list[Example]) -> Measured:
+    params = [SamplingParams(temperature=0.0, structured_outputs=StructuredOutputs(json=e.schema)) for e in examples]
+    prompts: list[Any] = [example.prompt_messages() for example in examples]
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params)
+    return Measured(
+        time.perf_counter() - start,
+        sum(len(output.token_ids) for output in outputs),
+        sum(output.finish_reason == "error" for output in outputs),
+        [output.text for output in outputs],
+    )
 
 
-def _ask(server: TritonServer, seed: int, example: Example, *, stream: bool) -> tuple[int, str | None]:
+def _served(server: TritonServer, examples: list[Example], clients: int, *, stream: bool) -> Measured:
+    start = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        answers = list(pool.map(lambda example: _ask(server, example, stream=stream), examples))
+    return Measured(
+        time.perf_counter() - start,
+        sum(tokens for tokens, _ in answers),
+        sum(text is None for _, text in answers),
+        [text for _, text in answers],
+    )
+
+
+def _ask(server: TritonServer, example: Example, *, stream: bool) -> tuple[int, str | None]:
     """Tokens and text of one answer; None for an error."""
     body = {
         "messages": json.dumps(example.prompt_messages()),
         "structured_outputs": json.dumps({"json": example.schema}),
-        "seed": seed,
+        "temperature": 0.0,
         "stream": stream,
     }
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=600)
@@ -141,10 +138,6 @@ def _ask(server: TritonServer, seed: int, example: Example, *, stream: bool) -> 
     if any("error" in answer for answer in answers):
         return 0, None
     return sum(answer["num_output_tokens"] for answer in answers), "".join(a["text_output"] for a in answers)
-
-
-def _listed(examples: list[Example]) -> list[tuple[int, Example]]:
-    return list(enumerate(examples))
 
 
 if __name__ == "__main__":

@@ -129,6 +129,12 @@ class TritonServer:
             return False
 
 
+def stop_on_signals() -> None:
+    """Turn the signals that end this process into KeyboardInterrupt: who ends it ends the server, in any job."""
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.default_int_handler)
+
+
 def main(
     repository: Annotated[Path, typer.Argument(help="A model repository.")],
     model: Annotated[str, typer.Option(help="The model to ask in the example.")] = "demo",
@@ -137,8 +143,7 @@ def main(
     metrics: Annotated[int, typer.Option(help="Port of /metrics.")] = 8002,
 ) -> None:
     """Serve REPOSITORY until Ctrl-C, and print what to ask it."""
-    for ending in (signal.SIGINT, signal.SIGTERM):  # whoever ends this ends the server, also in the background
-        signal.signal(ending, signal.default_int_handler)
+    stop_on_signals()
     server = TritonServer(repository, http=http, grpc=grpc, metrics=metrics)
     print("starting the server ...", flush=True)
     try:
