@@ -42,6 +42,8 @@ class OnnxRuntimeEngine:
         device = torch.device(device)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors: the rest is advice on graphs that we do not write by hand
+        # Several sessions share the cores: threads that spin while they wait would take them from one another.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if threads is not None:
             options.intra_op_num_threads = threads
         providers = _providers(device)
