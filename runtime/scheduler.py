@@ -22,10 +22,12 @@ class Scheduler:
     def submit(self, request: Request, *, block: bool) -> None:
         """Queue ``request``. With the queue full: wait for room if ``block``, else raise QueueFull.
 
+        Requests that free slots will take in the next round do not count as waiting.
+
         Raises InternalError once the scheduler is closed, also for those who wait for room.
         """
         with self._changed:
-            while self._closed or len(self._waiting) >= self.queue_limit:
+            while self._closed or len(self._waiting) - (self._count - len(self._slots)) >= self.queue_limit:
                 if self._closed:
                     raise InternalError("this runtime was closed; open the bundle again")
                 if not block:

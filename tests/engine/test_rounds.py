@@ -192,7 +192,8 @@ def test_a_full_queue_refuses_a_stream_and_makes_a_list_wait(tiny_bundle: Path) 
         deadline = time.monotonic() + 20
         while llm._loop.scheduler.waiting and time.monotonic() < deadline:
             time.sleep(0.01)
-        llm.submit("waits", endless(max_tokens=4), listeners.append)
+        for _ in range(llm.bundle.limits.batch):  # one for each slot that is free, and one that waits
+            llm.submit("waits", endless(max_tokens=4), listeners.append)
         with pytest.raises(QueueFull, match="queue_limit: at most 1 requests may wait"):
             llm.submit("too many", endless(max_tokens=4), listeners.append)
         gate.set()

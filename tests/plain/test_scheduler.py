@@ -36,7 +36,7 @@ class SchedulerModel(RuleBasedStateMachine):
         if self.closed:
             with pytest.raises(InternalError, match="closed"):
                 self.scheduler.submit(request, block=True)
-        elif len(self.queue) == LIMIT:
+        elif len(self.queue) - (SLOTS - len(self.running)) >= LIMIT:  # free slots make room
             with pytest.raises(QueueFull):
                 self.scheduler.submit(request, block=False)
         else:
@@ -127,10 +127,15 @@ def in_thread(work: Callable[[], object]) -> "Future[object]":
 
 def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> None:
     scheduler = Scheduler(1, 1)
-    scheduler.submit(make_request(), block=False)
+    for _ in range(2):  # one for the free slot, one that waits
+        scheduler.submit(make_request(), block=False)
     first = in_thread(lambda: scheduler.submit(make_request(), block=True))
     time.sleep(0.02)
     assert not first.done()
+    [(slot, _)] = scheduler.admit()
+    time.sleep(0.02)
+    assert not first.done()
+    scheduler.free(slot)
     scheduler.admit()
     first.result(5)
     second = in_thread(lambda: scheduler.submit(make_request(), block=True))
