@@ -37,7 +37,18 @@ def test_32_clients_with_mixed_parameters_each_get_the_python_apis_text(demo: Cl
     assert counted["tandemrt_prefilled_total"] == sum(len(output.prompt_token_ids) - 1 for output in expected)
     assert counted["tandemrt_forced_ends_total"] == sum(output.forced_ends for output in expected)
     assert counted["tandemrt_emitted_total"] >= tokens
-    assert counted["tandemrt_drafted_total"] >= counted["tandemrt_evaluated_total"] > 0
+    assert (
+        counted["tandemrt_drafted_total"] == counted["tandemrt_evaluated_total"] + counted["tandemrt_cut_drafts_total"]
+    )
+    records = [output.speculation for output in expected]
+    assert counted["tandemrt_steps_total"] == counted["tandemrt_accepted_per_step_count"] > 0
+    accepted = [counted[f'tandemrt_accepted_total{{position="{i}"}}'] for i in range(1, 1 + records[0].window)]
+    assert sum(accepted) == counted["tandemrt_accepted_per_step_sum"] > 0
+    assert accepted == sorted(accepted, reverse=True)
+    assert counted["tandemrt_boundaries_inside_total"] > 0
+    for histogram in ("queue_seconds", "time_to_first_token_seconds"):
+        assert counted[f"tandemrt_{histogram}_count"] == len(expected)
+    assert counted["tandemrt_inter_token_seconds_count"] == tokens - len(expected)
     assert demo.metrics()["tandemrt_requests_running"] == demo.metrics()["tandemrt_requests_waiting"] == 0
 
 
