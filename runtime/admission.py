@@ -32,6 +32,8 @@ class Admission:
 
     def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener) -> Request:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
+        if not isinstance(params, SamplingParams):
+            raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
         limits = self._bundle.limits
         ids = token_ids(prompt, self._tokenizer, valid_tokens=self._bundle.valid_tokens, limit=limits.length - 1)
         room = limits.length - len(ids)

@@ -57,6 +57,11 @@ def run(
     from tandemrt.engines.params import SamplingParams, StructuredOutputs
     from tandemrt.runtime.llm import LLM
 
+    if compare and rule == "rejection" and temperature > 0:
+        raise BadRequest(
+            "--compare: the rejection rule keeps the law of plain decoding, not its text per seed; "
+            "use --rule coupled or --temperature 0"
+        )
     params = SamplingParams(
         temperature=temperature,
         seed=seed,

@@ -122,6 +122,13 @@ def test_run_compares_and_prints_json(demo_bundle: Path, tmp_path: Path) -> None
     jsonschema.validate(json.loads(told["text"]), EXAMPLES[0].schema)
 
 
+def test_run_does_not_compare_what_need_not_be_equal(demo_bundle: Path) -> None:
+    command = (str(BIN / "tandemrt"), "run", str(demo_bundle), "hello", "--compare", "--rule", "rejection")
+    refused = subprocess.run([*command, "--temperature", "1"], capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2
+    assert "--compare: the rejection rule keeps the law" in refused.stderr
+
+
 def test_bench_measures_both_ways(demo_bundle: Path, tmp_path: Path) -> None:
     prompts, figures = tmp_path / "prompts.jsonl", tmp_path / "figures.json"
     prompts.write_text(run(sys.executable, "-m", "tools.demo.prompts", "4"))

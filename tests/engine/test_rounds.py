@@ -463,6 +463,12 @@ def test_a_request_that_cannot_be_served_is_refused_before_anything_runs(
     assert llm.generate("still alive", endless(max_tokens=2)).finish_reason == "length"
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, [SamplingParams()], 0.7])
+def test_params_of_another_type_are_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(BadRequest, match="params: must be SamplingParams, received"):
+        llm.generate("hello", params)
+
+
 def test_one_bad_prompt_in_a_list_is_refused_before_the_others_run(llm: LLM) -> None:
     with pytest.raises(BadRequest, match="prompt: must hold at least one token"):
         llm.generate(["good", "", "good"], endless(max_tokens=2))
