@@ -188,7 +188,7 @@ def test_a_full_queue_refuses_a_stream_and_makes_a_list_wait(tiny_bundle: Path) 
             gate.wait(20)
             listeners.append(item)
 
-        llm.submit("holds the loop", endless(max_tokens=4), block)
+        llm.submit("holds the loop", endless(), block)
         deadline = time.monotonic() + 20
         while llm._loop.scheduler.waiting and time.monotonic() < deadline:
             time.sleep(0.01)

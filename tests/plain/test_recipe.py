@@ -62,7 +62,7 @@ def test_a_recipe_cannot_be_changed(tmp_path: Path) -> None:
 
 
 def test_included_recipes_load_and_are_found_by_name() -> None:
-    drafts = {"demo": ModelDraft, "demo-rtx": ModelDraft, "demo-ngram": NgramDraft}
+    drafts = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft, "demo-ngram": NgramDraft}
     assert {file.stem for file in INCLUDED.glob("*.toml")} == set(drafts)
     for name, kind in drafts.items():
         recipe = Recipe.load(locate(name))
