@@ -80,7 +80,7 @@ class StructuredOutputs(Record):
     json_schema: dict[str, Any] | StrictBool | str | None = Field(None, alias="json")
     json_object: StrictBool | None = None
     regex: str | None = Field(None, min_length=1)
-    choice: tuple[str, ...] | None = None
+    choice: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
     grammar: str | None = Field(None, min_length=1)
     disable_any_whitespace: StrictBool = False
     validate_output: StrictBool = False
@@ -100,8 +100,8 @@ class StructuredOutputs(Record):
             raise refuse(f"exactly one of {', '.join(kinds)} must be given, got {' and '.join(named) or 'none'}")
         if self.json_object is False:
             raise refuse("json_object must be True, got False; leave it out for free text")
-        if self.choice is not None and (not self.choice or not all(self.choice)):
-            raise refuse(f"choice must be a non-empty list of non-empty texts, got {list(self.choice)}")
+        if self.choice == ():
+            raise refuse("choice must be a non-empty list of texts, got []")
         if self.validate_output and self.json_schema is None:
             raise refuse(f"validate_output must come with json, got {named[0]}, which is enforced without it")
         if self.disable_any_whitespace and named[0] not in ("json", "json_object"):

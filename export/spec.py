@@ -129,6 +129,8 @@ def _window(fields: Fields, family: str, layers: int) -> int | None:
             f"it has {len(kinds)} entries and {strange or 'no others'}"
         )
     window = fields.get("sliding_window")
+    if family == "mistral" and "sliding_window" not in fields.data:
+        return 4096  # what transformers takes where the field is absent; null is what switches it off
     if family == "mistral":
         sliding = window is not None
     elif family in ("qwen2", "qwen3"):

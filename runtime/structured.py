@@ -99,12 +99,11 @@ def _checked_regex(pattern: str) -> str:
 
 
 def _checked_ebnf(source: str) -> str:
-    bare = _LITERAL.sub('""', source)
-    found = _RULE_OPTIONS.search(bare) or _TOKEN_MACRO.search(bare)
+    found = next((piece["refused"] for piece in _EBNF.finditer(source) if piece["refused"]), None)
     if found:
         raise BadRequest(
             f"structured_outputs.grammar: rule options and token macros do not hold under speculation, got "
-            f"{found.group().strip()!r}; write the limit as a repetition"
+            f"{found!r}; write the limit as a repetition"
         )
     return source
 
@@ -119,6 +118,13 @@ def _escape(character: str) -> str:
     return character if character.isprintable() else f"\\U{ord(character):08x}"
 
 
-_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"')
-_RULE_OPTIONS = re.compile(r"\w+\s*\[[^\]]*\]\s*::=")
-_TOKEN_MACRO = re.compile(r"\b(?:Token|ExcludeToken|AnyTokens|TagDispatch|TokenTagDispatch)\s*\(")
+_LITERAL = r'"(?:\\.|[^"\\])*+"'
+_SPACE = r"(?:\s|#[^\n]*+)*+"
+_MACROS = "Token|ExcludeToken|AnyTokens|TagDispatch|TokenTagDispatch"
+# What is refused, and what may hold the same characters without meaning it (a literal, a class, a comment), in one
+# pass: a quote in a class opens no literal. Whatever is left open reaches to the end, so the pass is linear.
+_EBNF = re.compile(
+    rf'(?P<refused>\b\w++{_SPACE}\[(?:{_LITERAL}|[^\]"])*+\]{_SPACE}::=|\b(?:{_MACROS}){_SPACE}\()'
+    rf'|"(?:\\.|[^"\\])*+(?:"|\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\Z)|#[^\n]*+',
+    re.DOTALL,
+)

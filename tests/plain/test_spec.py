@@ -157,6 +157,9 @@ def test_a_missing_field_is_named(field):
 def test_sliding_windows_are_read_where_a_family_has_them():
     assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=4096)).window == 4096
     assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=None)).window is None
+    silent = config("MistralForCausalLM")
+    del silent["sliding_window"]
+    assert ModelSpec.from_hf(silent).window == MistralConfig.from_dict(silent).sliding_window == 4096
     assert ModelSpec.from_hf(config("Qwen3ForCausalLM", use_sliding_window=True, sliding_window=512)).window == 512
     with pytest.raises(BadCheckpoint, match="sliding_window should be a whole number"):
         ModelSpec.from_hf(config("Qwen3ForCausalLM", use_sliding_window=True))

@@ -70,7 +70,8 @@ def test_every_kind_takes_what_it_asks_for_and_nothing_else(library, asked, good
         ({"json": {}, "regex": "a"}, "exactly one of .* got json and regex"),
         ({"json_object": False}, "json_object must be True"),
         ({"choice": []}, "choice must be a non-empty list"),
-        ({"choice": ["a", ""]}, "choice must be a non-empty list"),
+        ({"choice": ["a", ""]}, "choice.1: must not be empty"),
+        ({"choice": ["a\ud800"]}, "choice.0: must be a valid string"),
         ({"regex": ""}, "regex: must not be empty"),
         ({"regex": 5}, "regex: must be a valid string; got 5"),
         ({"json": 1.5}, "json"),
@@ -108,6 +109,9 @@ for _ in range(70):
         ({"regex": "(?=a)b"}, r"the group \(\?= cannot be enforced"),
         ({"grammar": "root[max_tokens=3] ::= [a-z]+"}, r"rule options and token macros .* got 'root\[max_tokens=3\]"),
         ({"grammar": "root ::= Token(5)"}, "rule options and token macros"),
+        ({"grammar": 'root ::= [^"] Token(5) "x"'}, "rule options and token macros .* got 'Token\\('"),
+        ({"grammar": 'root ::= [\\]"] r "x"\nr[max_tokens=3] ::= "y"'}, r"rule options .* got 'r\[max_tokens=3\]"),
+        ({"grammar": '# a "quote\nroot ::= Token(5) "x"'}, "rule options and token macros"),
     ],
 )
 def test_what_needs_no_compiler_to_refuse_is_refused_at_once(library, asked, message):
@@ -115,9 +119,16 @@ def test_what_needs_no_compiler_to_refuse_is_refused_at_once(library, asked, mes
         library(max_source_bytes=2000).compile(StructuredOutputs(**asked))
 
 
-def test_a_bracket_in_a_literal_is_no_rule_option(library):
-    compiled = library().compile(StructuredOutputs(grammar='root ::= "a[max_tokens=3] ::="')).result(timeout=20)
-    assert takes(compiled, "a[max_tokens=3] ::=")
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('root ::= "a[max_tokens=3] ::="', "a[max_tokens=3] ::="),
+        ('root ::= "x" # not a Token(5)', "x"),
+        ('root ::= [Token(5)] "#" [#]', "T##"),
+    ],
+)
+def test_what_stands_in_a_literal_a_class_or_a_comment_is_no_rule_option(library, grammar, text):
+    assert takes(library().compile(StructuredOutputs(grammar=grammar)).result(timeout=20), text)
 
 
 def test_a_source_that_does_not_compile_fails_alone_and_is_not_remembered(library):
