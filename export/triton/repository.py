@@ -47,6 +47,11 @@ def write_model(
     if not name or Path(name).name != name or name.startswith("."):
         raise BadRepository(f"name: must be a plain folder name, received {name!r}")
     _check_free(folder)
+    if not copy and bundle.folder.is_relative_to(folder.resolve()):
+        raise BadRepository(
+            f"bundle: {bundle.folder} would be replaced with the model that links to it; use --copy, or name the "
+            "bundle that it was copied from"
+        )
     deployment = Deployment(
         bundle=BUNDLE,
         tandemrt_version=metadata.version("tandemrt"),

@@ -36,8 +36,8 @@ class OnnxRuntimeEngine:
     ) -> "OnnxRuntimeEngine":
         """Open ``path`` on ``device`` and check its bindings. ``threads`` limits CPU threads (None: one per core).
 
-        Raises BackendUnavailable if this onnxruntime has no provider for the device and BadBundle if the file cannot
-        be loaded or its bindings differ from ``contract``.
+        Raises BackendUnavailable if onnxruntime has no provider for the device or cannot load it, and BadBundle if
+        the file cannot be loaded or its bindings differ from ``contract``.
         """
         device = torch.device(device)
         options = onnxruntime.SessionOptions()
@@ -51,6 +51,7 @@ class OnnxRuntimeEngine:
             session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:  # onnxruntime raises a family of its own without a common public base
             raise BadBundle(f"{path}: onnxruntime cannot load this engine: {error}; build the bundle again") from error
+        require_provider(session, providers[0][0])
         differences = contract.differences(_contract_of(session, contract))
         if differences:
             raise BadBundle(f"{path}: bindings differ from the contract: {'; '.join(differences)}; build it again")
@@ -96,6 +97,16 @@ class OnnxRuntimeCall:
         for tensor, mirror in self._copies:
             mirror.copy_(tensor)
         self._session.run_with_iobinding(self._binding)
+
+
+def require_provider(session: "onnxruntime.InferenceSession", provider: str) -> None:
+    """Raise BackendUnavailable unless ``session`` runs on ``provider``: onnxruntime falls back without an error."""
+    if provider not in session.get_providers():
+        raise BackendUnavailable(
+            f"device: onnxruntime {onnxruntime.__version__} cannot use {provider} here, it would run on "
+            f"{', '.join(session.get_providers())} instead; check that the CUDA and cuDNN libraries it was built for "
+            "are installed, or use device='cpu'"
+        )
 
 
 def _providers(device: torch.device) -> list[tuple[str, dict[str, str]]]:

@@ -1,6 +1,7 @@
 """The model that Triton's Python backend runs: a decoupled one that does its own in-flight batching."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,14 @@ class TritonPythonModel:
         self._publisher = Publisher(
             self._llm.metrics,
             {"requests_waiting": lambda: self._llm.waiting, "requests_running": lambda: self._llm.running},
-            {"model": args["model_name"], "version": args["model_version"], "instance": args["model_instance_name"]},
+            {
+                "model": args["model_name"],
+                "version": args["model_version"],
+                "instance": args["model_instance_name"],
+                # A model loaded anew lives beside the old one for a while. With the labels of the old one its metrics
+                # would be the same objects to the server, which crashes on them once the old one takes them back.
+                "process": str(os.getpid()),
+            },
         )
 
     def execute(self, requests: list[Any]) -> None:

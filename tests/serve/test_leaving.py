@@ -2,14 +2,18 @@
 
 import http.client
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from tandemrt.engines.bundle import Bundle
+from tandemrt.export.triton.repository import write_model
 from tests.serve.client import Client, GrpcStream, events, eventually
 from tests.serve.prompts import endless
 from tools.serve import TritonServer
@@ -89,6 +93,26 @@ def test_unloading_a_model_ends_its_requests_cleanly_and_it_can_come_back(server
     _control(server, "unload")
 
 
+def test_a_model_written_and_loaded_anew_takes_the_place_of_the_old_one(
+    server: TritonServer, repository: Path, demo_bundle: Path
+) -> None:
+    """The server opens the new one before it closes the old one, whose metrics must not be those of the new one."""
+    passing = Client(server, "passing")
+    _control(server, "load")
+    assert passing.generate(text_input="Hello", max_tokens=8, ignore_eos=True, window=2)[0] == 200
+    options: dict[str, Any] = {"threads": 1, "overlap": True, "instances": 2}
+    for window in (1, 2):
+        write_model(Bundle.open(demo_bundle), repository, name="passing", window=window, **options)
+        _control(server, "load")
+        assert eventually(lambda: _processes(server, "passing") == 2, within_s=20.0)  # the old ones are gone
+        assert passing.metrics()["tandemrt_kept_total"] == 0
+        status, answer = passing.generate(text_input="Hello", max_tokens=8, ignore_eos=True, window=window)
+        assert status == 200, answer
+        assert eventually(lambda: passing.metrics()["tandemrt_kept_total"] == 8)
+        assert passing.generate(text_input="Hello", window=window + 1)[0] == 400
+    _control(server, "unload")
+
+
 def test_the_server_stops_while_requests_run(repository: Any) -> None:
     with TritonServer(repository, explicit=True, models=("passing",)) as other:
         client = Client(other, "passing")
@@ -131,6 +155,15 @@ def _ready(server: TritonServer, model: str) -> bool:
     status = connection.getresponse().status
     connection.close()
     return status == 200
+
+
+def _processes(server: TritonServer, model: str) -> int:
+    """How many processes publish metrics of ``model``."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.metrics, timeout=10)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return len({match[1] for match in re.finditer(rf'model="{model}".*?process="(\d+)"', text)})
 
 
 def _until_closed(call: Callable[[], Any]) -> Any:

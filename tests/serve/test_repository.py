@@ -66,6 +66,16 @@ def test_writing_again_replaces_its_own_model_and_nothing_else(bundle: Bundle, t
     assert {path.name for path in tmp_path.iterdir()} == {"demo", "other"}
 
 
+def test_a_model_is_not_linked_to_the_bundle_that_it_replaces(bundle: Bundle, tmp_path: Path) -> None:
+    model = write_model(bundle, tmp_path, name="demo", copy=True)
+    only = Bundle.open(model / "1/bundle")
+    with pytest.raises(BadRepository, match="would be replaced with the model"):
+        write_model(only, tmp_path, name="demo", window=1)
+    assert problems(model, bundle=bundle) == []
+    write_model(only, tmp_path, name="demo", window=1, copy=True)
+    assert problems(model, bundle=bundle) == []
+
+
 @pytest.mark.parametrize(
     "arguments", [{"window": 5}, {"instances": 0}, {"device": "tpu"}, {"device": "cuda:x"}, {"name": "a/b"}]
 )

@@ -1,0 +1,22 @@
+"""The onnxruntime backend's own duties, beside what the operators' and decoders' tests run through it."""
+
+from pathlib import Path
+
+import pytest
+
+from tandemrt.engines import contract
+from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.export.builder import save_model
+from tandemrt.export.verify import build_propose
+from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine, require_provider
+
+
+def test_a_session_that_fell_back_to_the_cpu_is_refused(tmp_path: Path) -> None:
+    """onnxruntime opens a session without a provider it cannot load, and says so only in its log."""
+    path = tmp_path / "propose.onnx"
+    save_model(build_propose(vocab=8, dtype="float32", draft_probs=False), path)
+    bindings = contract.propose(vocab=8, dtype="float32", draft_probs=False)
+    session = OnnxRuntimeEngine.open(path, bindings, threads=1).session
+    require_provider(session, "CPUExecutionProvider")
+    with pytest.raises(BackendUnavailable, match=r"cannot use CUDAExecutionProvider .* CPUExecutionProvider instead"):
+        require_provider(session, "CUDAExecutionProvider")
