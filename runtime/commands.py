@@ -41,7 +41,9 @@ def run(
     bundle: BundlePath,
     prompt: Annotated[str, typer.Argument(help="The user's message (with --raw: the text to continue).")],
     schema: Annotated[Path | None, typer.Option(help="File with a JSON schema that the answer must obey.")] = None,
-    budget: Annotated[int | None, typer.Option(help="At most so many reasoning tokens.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="At most so many reasoning tokens, then the forced end; 0: none, -1: no limit.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     window: Annotated[int | None, typer.Option(help="Drafted tokens per round; 0: no speculation.")] = None,
     temperature: Temperature = 0.0,
@@ -131,6 +133,10 @@ def bench(
         task = progress.add_task("measuring", total=repeats + 1)
         result = compare(open_llm, given, params, repeats=repeats, on_repeat=lambda: progress.advance(task))
     _show_comparison(result)
+    if prompts is None:
+        console.print(
+            "[dim]the prompts were random tokens, which a draft rarely guesses; --prompts measures real ones[/]"
+        )
     if out is not None:
         out.write_text(json.dumps(result.to_json(), indent=2) + "\n")
 
@@ -159,7 +165,7 @@ def show(output: "RequestOutput") -> None:
         facts.append(f"acceptance length: {output.speculation.mean_acceptance_length:.2f}")
     if output.forced_ends:
         facts.append("thinking budget cut in")
-    console.print(f"[dim cyan]{', '.join(facts)}[/]")
+    console.print(f"[dim cyan]{', '.join(facts)}[/]", soft_wrap=True)
 
 
 def _show_comparison(result: "Comparison") -> None:
@@ -180,11 +186,15 @@ def _show_comparison(result: "Comparison") -> None:
     console.print(f"speculation / plain: [bold]{result.speedup:.2f}x[/]; same text: {result.same_text} of {total}")
 
 
-def _read_schema(path: Path) -> dict[str, Any]:
+def _read_schema(path: Path) -> dict[str, Any] | bool:
     try:
-        schema: dict[str, Any] = json.loads(path.read_text())
+        schema: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise BadRequest(f"--schema: must be a readable JSON file, received {path}: {error}") from error
+    if not isinstance(schema, dict | bool):
+        raise BadRequest(
+            f"--schema: must hold a JSON schema, which is an object or a boolean, received {schema!r} in {path}"
+        )
     return schema
 
 

@@ -13,7 +13,12 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 def is_batch(prompts: Any) -> bool:
     """Whether ``prompts`` is a list of prompts: not a text, not token ids, not the messages of one chat."""
-    return not isinstance(prompts, str) and len(prompts) > 0 and isinstance(prompts[0], str | list | tuple)
+    return (
+        isinstance(prompts, Sequence)
+        and len(prompts) > 0
+        and not isinstance(prompts, str)
+        and isinstance(prompts[0], str | list | tuple)
+    )
 
 
 def token_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, valid_tokens: int, limit: int) -> list[int]:
@@ -38,11 +43,12 @@ def token_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, valid_token
 def _encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if isinstance(prompt, str):
         return _encode_text(prompt, tokenizer)
-    items: list[Any] = list(prompt)
-    if items and all(isinstance(item, Mapping) for item in items):
-        return _encode_chat(items, tokenizer)
-    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-        return [int(item) for item in items]
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
+        items: list[Any] = list(prompt)
+        if items and all(isinstance(item, Mapping) for item in items):
+            return _encode_chat(items, tokenizer)
+        if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            return [int(item) for item in items]
     raise BadRequest(f"prompt: must be a text, a list of token ids or a list of chat messages, received {prompt!r}")
 
 
@@ -62,4 +68,5 @@ def _encode_text(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_t
             f"prompt: must be text that UTF-8 can spell, received {text[error.start]!r} at character {error.start}; "
             "join or drop lone surrogates"
         ) from None
-    return [int(i) for i in tokenizer.encode(text, add_special_tokens=add_special_tokens)]
+    # Without transformers' own warning about length: ``token_ids`` refuses what is over the bundle's limit.
+    return [int(i) for i in tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)]

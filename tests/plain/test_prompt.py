@@ -1,0 +1,41 @@
+"""What may be given as a prompt, and what is refused."""
+
+import logging
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from tandemrt.engines.errors import BadRequest
+from tandemrt.runtime.prompt import is_batch, token_ids
+from tools.demo.models import CHECKPOINTS
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(CHECKPOINTS / "target")
+
+
+@pytest.mark.parametrize("prompt", [5, None, 1.5, b"bytes", [True], ["a", 1], {"role": "user"}, iter([1])])
+def test_what_is_no_prompt_is_refused_as_a_request(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> None:
+    with pytest.raises(BadRequest, match="must be a text, a list of token ids or a list of chat messages, received"):
+        token_ids(prompt, tokenizer, valid_tokens=2000, limit=100)
+
+
+@pytest.mark.parametrize("prompt", [5, None, "text", [1, 2], [{"role": "user", "content": "x"}], [], iter([1])])
+def test_one_prompt_is_no_batch(prompt: Any) -> None:
+    assert not is_batch(prompt)
+
+
+@pytest.mark.parametrize("prompts", [["text"], [[1, 2]], ("a", "b")])
+def test_a_list_of_prompts_is_a_batch(prompts: Any) -> None:
+    assert is_batch(prompts)
+
+
+def test_a_prompt_that_is_too_long_is_refused_once_and_in_the_bundles_terms(
+    tokenizer: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with pytest.raises(BadRequest, match=r"at most 100 tokens leave room for an output, received \d{4}"):
+        token_ids("hello world " * 600, tokenizer, valid_tokens=2000, limit=100)
+    assert not caplog.records
