@@ -97,7 +97,10 @@ class Reply:
         with self._final:
             sender, self._sender = self._sender, None
             if sender is not None:
-                refuse(sender, error)
+                try:
+                    refuse(sender, error)
+                except Exception:  # the server has closed the way back, the final response with it
+                    log.exception("a request could not be told that it failed")
 
     def _finish(self, item: StreamOutput, output: RequestOutput) -> None:
         with self._final:
@@ -136,7 +139,7 @@ def refuse(sender: Any, error: Exception) -> None:
     code = pb_utils.TritonError.INTERNAL
     if isinstance(error, BadRequest):
         code = pb_utils.TritonError.INVALID_ARG
-    elif isinstance(error, QueueFull | TimedOut | Closing):
+    elif isinstance(error, QueueFull | TimedOut):
         code = pb_utils.TritonError.UNAVAILABLE
     elif isinstance(error, Cancelled):
         code = pb_utils.TritonError.CANCELLED
@@ -151,10 +154,6 @@ class TimedOut(TandemError):
 
 class Cancelled(TandemError):
     """The client cancelled the request."""
-
-
-class Closing(TandemError):
-    """The model is being unloaded."""
 
 
 def _failure(output: RequestOutput, failure: Exception | None) -> Exception | None:
