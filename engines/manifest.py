@@ -14,6 +14,7 @@ from tandemrt.engines.validation import Record, explain, refuse
 FILE_NAME = "bundle.json"
 VERSION: Literal[1] = 1
 DIGEST = "manifest_sha256"
+RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda")  # backends whose engines the runtime of this version runs
 
 EngineName = Literal["target", "draft", "verify", "verify_probs", "propose", "propose_probs"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -8,6 +8,7 @@ from pathlib import Path
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.deployment import Deployment
 from tandemrt.engines.errors import BadBundle, BadRepository
+from tandemrt.engines.manifest import RUNNABLE
 from tandemrt.export.triton import config
 from tandemrt.export.triton.repository import MODEL_FILE, VERSION
 
@@ -49,6 +50,12 @@ def _deployment(folder: Path, deployment: Deployment, expected: Bundle | None) -
     except BadBundle as error:
         return [*lines, f"bundle: {error}"]
     lines += [f"bundle: {line}" for line in served.problems()]
+    lines += [
+        f"bundle: engine {name!r} must be built for one of {', '.join(RUNNABLE)}, which this version runs; it is for "
+        f"{entry.backend}. Build the bundle with one of those in the recipe's [backend] name"
+        for name, entry in served.manifest.engines.items()
+        if entry.backend not in RUNNABLE
+    ]
     if expected is not None and served.manifest != expected.manifest:
         lines.append(f"bundle must be the one at {expected.folder}; {served.folder} holds another build")
     if deployment.window is not None and deployment.window > served.limits.window:

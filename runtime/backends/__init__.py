@@ -4,9 +4,8 @@ import torch
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.manifest import RUNNABLE
 from tandemrt.runtime.backends.base import Engine
-
-RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda")
 
 
 def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> dict[str, Engine]:
