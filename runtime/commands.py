@@ -134,7 +134,7 @@ def bench(
         result = compare(open_llm, given, params, repeats=repeats, on_repeat=lambda: progress.advance(task))
     _show_comparison(result)
     if prompts is None:
-        console.print("[dim]random tokens as prompts: acceptance on real ones differs, see --prompts[/]", soft_wrap=True)
+        console.print("[dim]prompts of random tokens: acceptance on real ones differs (--prompts)[/]", soft_wrap=True)
     if out is not None:
         out.write_text(json.dumps(result.to_json(), indent=2) + "\n")
 
