@@ -4,7 +4,6 @@ from typing import get_args
 
 import onnx_ir as ir
 
-from tandemrt.engines import contract
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.export import blocks
 from tandemrt.export.blocks import Cache, Lowering, Place
@@ -35,14 +34,7 @@ def build_decoder(
     and for a capacity beyond the model's sliding window; BadRecipe for an unknown dtype or lowering.
     """
     _check(spec, dtype, capacity, attention)
-    names = contract.decoder(
-        layers=spec.layers,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        capacity=capacity,
-        vocab=spec.vocab,
-        dtype=dtype,
-    )
+    names = spec.contract(capacity=capacity, dtype=dtype)
     b = GraphBuilder("decoder")
     w = Weights(checkpoint, b, dtype, weights_dir)
     given = {binding.name: b.input(binding) for binding in names.inputs}

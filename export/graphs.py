@@ -91,14 +91,7 @@ def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> li
 
 def _decoder(model: Model, capacity: int, attention: Lowering) -> Graph:
     spec = model.spec
-    bindings = contract.decoder(
-        layers=spec.layers,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        capacity=capacity,
-        vocab=spec.vocab,
-        dtype=model.dtype,
-    )
+    bindings = spec.contract(capacity=capacity, dtype=model.dtype)
 
     def make() -> ir.Model:
         return build_decoder(spec, model.checkpoint, dtype=model.dtype, capacity=capacity, attention=attention)

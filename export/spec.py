@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tandemrt.engines import contract
+from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.export.fields import Fields
 from tandemrt.export.rope import Rope
@@ -94,6 +96,17 @@ class ModelSpec:
         )
         fields.finish()
         return spec
+
+    def contract(self, *, capacity: int, dtype: str) -> Contract:
+        """Return the bindings of this model's decoder with caches of ``capacity`` tokens, computing in ``dtype``."""
+        return contract.decoder(
+            layers=self.layers,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            capacity=capacity,
+            vocab=self.vocab,
+            dtype=dtype,
+        )
 
 
 def _family(fields: Fields) -> str:

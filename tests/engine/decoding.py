@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from tandemrt.engines import contract
 from tandemrt.export.blocks import Lowering
 from tandemrt.export.builder import save_model
 from tandemrt.export.checkpoint import Checkpoint
@@ -99,14 +98,7 @@ class Decoder:
         spec = ModelSpec.from_hf(checkpoint.config)
         self.path = folder / f"{attention}-{dtype}.onnx"
         save_model(build_decoder(spec, checkpoint, dtype=dtype, capacity=capacity, attention=attention), self.path)
-        self.contract = contract.decoder(
-            layers=spec.layers,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-            capacity=capacity,
-            vocab=spec.vocab,
-            dtype=dtype,
-        )
+        self.contract = spec.contract(capacity=capacity, dtype=dtype)
         self.device = device
         self.engine = OnnxRuntimeEngine.open(self.path, self.contract, device=device, threads=1)
         self.dtype = getattr(torch, dtype)

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from tandemrt.engines import contract
 from tandemrt.engines.contract import Binding
 from tandemrt.engines.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.builder import GraphBuilder, save_model
@@ -45,8 +44,7 @@ def export(folder, dtype):
     spec = ModelSpec.from_hf(checkpoint.config)
     graph = folder / f"{dtype}.onnx"
     save_model(build_decoder(spec, checkpoint, dtype=dtype, capacity=CAPACITY, attention="mask"), graph)
-    dims = {"layers": spec.layers, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim, "vocab": spec.vocab}
-    return graph, contract.decoder(**dims, capacity=CAPACITY, dtype=dtype)
+    return graph, spec.contract(capacity=CAPACITY, dtype=dtype)
 
 
 def test_attention_rotary_embedding_and_cache_update_are_native_layers(built):

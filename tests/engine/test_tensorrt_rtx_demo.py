@@ -2,7 +2,6 @@
 
 import pytest
 
-from tandemrt.engines import contract
 from tandemrt.export.builder import save_model
 from tandemrt.export.checkpoint import Checkpoint
 from tandemrt.export.compile.tensorrt import Range, build_engine
@@ -30,7 +29,6 @@ def test_the_demo_models_become_native_layers(demo, tmp_path):
     )
     assert report.layers["ATTENTION_INPUT"] == report.layers["ATTENTION_OUTPUT"] == spec.layers
     assert report.layers["ROTARY_EMBEDDING"] == report.layers["KV_CACHE_UPDATE"] == 2 * spec.layers
-    dims = {"layers": spec.layers, "kv_heads": spec.kv_heads, "head_dim": spec.head_dim, "vocab": spec.vocab}
-    expected = contract.decoder(**dims, capacity=CAPACITY, dtype="float16")
+    expected = spec.contract(capacity=CAPACITY, dtype="float16")
     assert set(report.contract.aliases) == set(expected.aliases)
     assert expected.differences(report.contract) == []
