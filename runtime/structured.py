@@ -14,7 +14,6 @@ from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime import schema as schemas
 from tandemrt.runtime.patterns import unenforceable
-from tandemrt.runtime.vocabulary import vocabulary_from_tokenizer as vocabulary_from_tokenizer
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 DEEPEST = 64  # levels of nesting in a schema

@@ -11,7 +11,7 @@ from tandemrt.runtime.backends.base import check_tensors
 
 try:
     import onnxruntime
-except ImportError as error:  # pragma: no cover - exercised by the doctor's test in a child process
+except ImportError as error:
     raise BackendUnavailable(
         "onnxruntime is not installed; it is needed to run this bundle: "
         "pip install 'tandemrt[cpu]' (or 'tandemrt[cuda]' for an NVIDIA GPU)"
