@@ -12,7 +12,7 @@ SERVE_PIP = $(SERVE)/python -m pip --disable-pip-version-check --quiet install -
 
 MODELS = engines/built/models
 
-.PHONY: help demo serve test test-serve test-fast check format bench clean
+.PHONY: help demo serve test test-serve test-gpu test-fast check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ test: check ## everything CI runs: lint, types, all tests
 
 test-serve: $(SERVE_VENV)/.ready ## the tests against a real Triton server
 	$(SERVE)/python -m pytest tests/serve
+
+test-gpu: $(VENV)/.dev ## the tests that need a CUDA GPU
+	$(BIN)/python -m pytest tests/gpu
 
 test-fast: $(VENV)/.dev ## the tests that build nothing
 	$(BIN)/python -m pytest -n 2 tests/plain
@@ -66,7 +69,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	@$(PIP) --editable '.[cpu,tensorrt-rtx,dev]'
+	@$(PIP) --editable '.[cpu,kernels,tensorrt-rtx,dev]'
 	@touch $@ $(VENV)/.demo
 
 $(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml

@@ -1,0 +1,109 @@
+"""Compiled kernels on a device: load what fits it, launch on torch's current stream."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandemrt.engines.errors import BackendUnavailable
+
+try:
+    from cuda.bindings import driver
+    from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
+except ImportError as error:
+    raise BackendUnavailable(
+        f"cuda-core is not installed ({error}); it is needed to launch CUDA kernels: pip install 'tandemrt[kernels]'"
+    ) from error
+
+Grid = tuple[int, int, int]
+
+
+class KernelModule:
+    """The kernels of one ``NAME.cu`` on one device."""
+
+    def __init__(self, code: "ObjectCode", device: torch.device) -> None:
+        self.device = device
+        self._code = code
+
+    @classmethod
+    def open(cls, folder: Path, name: str, device: torch.device | str = "cuda") -> "KernelModule":
+        """Load ``folder/NAME.sm_XY.cubin`` for ``device``, else let the driver translate ``folder/NAME.ptx``.
+
+        Raises BackendUnavailable if neither is there for the device's architecture.
+        """
+        device = torch.device(device)
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.current_stream(device).synchronize()  # makes torch's context, which the kernels share
+        Device(device.index).set_current()
+        major, minor = torch.cuda.get_device_capability(device)
+        cubin = _fitting(folder, name, major, minor)
+        if cubin is not None:
+            return cls(ObjectCode.from_cubin(cubin.read_bytes()), device)
+        ptx = folder / f"{name}.ptx"
+        if ptx.is_file() and _virtual_architecture(ptx) <= 10 * major + minor:
+            return cls(ObjectCode.from_ptx(ptx.read_bytes()), device)
+        offered = sorted(path.name for path in (*folder.glob(f"{name}.*.cubin"), *folder.glob(f"{name}.ptx")))
+        raise BackendUnavailable(
+            f"{folder}: no {name} kernels for {torch.cuda.get_device_name(device)} (sm_{major}{minor}), "
+            f"there are {', '.join(offered) or 'none'}; add its architecture to the recipe and build the bundle again"
+        )
+
+    def kernel(self, name: str, *, shared: int = 0) -> Any:
+        """Return the kernel ``name``, allowed ``shared`` bytes of dynamic shared memory per block."""
+        kernel = self._code.get_kernel(name)
+        if shared > 48 * 1024:  # what every kernel may use without asking
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            (status,) = driver.cuKernelSetAttribute(
+                attribute, shared, kernel.handle, driver.CUdevice(self.device.index)
+            )
+            if status != driver.CUresult.CUDA_SUCCESS:
+                raise BackendUnavailable(f"{name}: {shared} bytes of shared memory per block refused: {status.name}")
+        return kernel
+
+
+class Launch:
+    """One launch, bound: kernel, grid, block and arguments are fixed, and what the arguments point at changes.
+
+    Arguments are tensors (their addresses are taken), None (a null pointer), and numpy scalars, whose dtype must be
+    the parameter's. ``overlap`` lets the kernel start while the one before it in the stream ends; such a kernel must
+    wait for it (``griddepcontrol.wait``) before it reads anything.
+    """
+
+    def __init__(
+        self, kernel: Any, grid: Grid, block: Grid, *arguments: Any, shared: int = 0, overlap: bool = False
+    ) -> None:
+        self._kernel = kernel
+        self._config = LaunchConfig(
+            grid=grid, block=block, shmem_size=shared, programmatic_stream_serialization=overlap
+        )
+        self._keep = arguments  # the kernel gets bare addresses
+        self._arguments = tuple(_argument(argument) for argument in arguments)
+
+    def run(self, stream: "Stream") -> None:
+        """Enqueue the kernel."""
+        launch(stream, self._config, self._kernel, *self._arguments)
+
+
+def current_stream(device: torch.device) -> "Stream":
+    """Torch's current stream on ``device``, for :meth:`Launch.run`."""
+    return Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _argument(argument: Any) -> Any:
+    if argument is None:
+        return 0
+    return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
+
+
+def _fitting(folder: Path, name: str, major: int, minor: int) -> Path | None:
+    """A cubin runs on its own major architecture, from its own minor one upwards."""
+    for candidate in range(minor, -1, -1):
+        path = folder / f"{name}.sm_{major}{candidate}.cubin"
+        if path.is_file():
+            return path
+    return None
+
+
+def _virtual_architecture(ptx: Path) -> int:
+    text = ptx.read_text()
+    return int(text.partition(".target sm_")[2].partition("\n")[0].partition(",")[0])
