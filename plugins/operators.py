@@ -7,6 +7,7 @@ GPUs, a CUDA kernel and a TensorRT plugin. One parametrised test holds them toge
 from enum import IntEnum
 
 DOMAIN = "tandemrt"
+SCRATCH_BLOCK = 0  # of a paged cache: rows that belong to no request write here, and nobody reads it
 
 
 class Rule(IntEnum):

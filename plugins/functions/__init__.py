@@ -5,6 +5,7 @@ A backend that knows an operator of the ``tandemrt`` domain replaces the body; e
 
 import onnx_ir as ir
 
+from tandemrt.plugins.functions.attention import window_attention
 from tandemrt.plugins.functions.bitmask import token_bitmask
 from tandemrt.plugins.functions.body import OPSET
 from tandemrt.plugins.functions.draft import sample_draft
@@ -21,11 +22,12 @@ __all__ = [
     "sample_draft",
     "token_bitmask",
     "verify_draft",
+    "window_attention",
 ]
 
 
 def library(*, draft_probs: bool) -> tuple[ir.Function, ...]:
-    """Return every function of the domain, for a model to carry.
+    """Return the functions that drafting and verification use, for a model to carry.
 
     ``draft_probs`` gives ``verify_draft`` the laws of the drafts as its last input, ``sample_draft`` as an output.
     """

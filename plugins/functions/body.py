@@ -127,17 +127,26 @@ class Body:
         self.name = name
         self.inputs = [Tensor(self, ir.Value(name=each)) for each in inputs]
         self._nodes: list[ir.Node] = []
+        self._attributes: list[ir.Attr] = []
         self._count = 0
+
+    def attribute(self, name: str, kind: ir.AttributeType, target: str) -> ir.Attr:
+        """Declare an attribute of the function; what is returned gives its value to attribute ``target`` of a node."""
+        if name not in (each.name for each in self._attributes):
+            self._attributes.append(ir.Attr(name, kind, None))
+        return ir.RefAttr(target, name, kind)
 
     def function(self, **outputs: Tensor) -> ir.Function:
         """Close the body. Outputs get the names of the keywords."""
-        values = [self.op("Identity", tensor).value for tensor in outputs.values()]
+        # No Identity behind a node: an output that is updated in place would be copied by it.
+        made = [tensor if tensor.value.producer() else self.op("Identity", tensor) for tensor in outputs.values()]
+        values = [tensor.value for tensor in made]
         for value, name in zip(values, outputs, strict=True):
             value.name = name
         inputs = [tensor.value for tensor in self.inputs]
         imports = {"": OPSET, DOMAIN: 1}
         graph = ir.Graph(inputs, values, nodes=self._nodes, opset_imports=imports, name=self.name)
-        return ir.Function(DOMAIN, self.name, graph=graph, attributes=[])
+        return ir.Function(DOMAIN, self.name, graph=graph, attributes=self._attributes)
 
     def op(self, op_type: str, *operands: Any, domain: str = "", **attributes: Any) -> Tensor:
         """Append a node with one output."""

@@ -3,6 +3,7 @@
 Slow and plain on purpose. Rows are vectorised, so laws can be measured over many requests at once.
 """
 
+from tandemrt.plugins.reference.attention import window_attention
 from tandemrt.plugins.reference.bitmask import token_bitmask
 from tandemrt.plugins.reference.draft import sample_draft
 from tandemrt.plugins.reference.filters import filter_logits, law
@@ -19,4 +20,5 @@ __all__ = [
     "sample_draft",
     "token_bitmask",
     "verify_draft",
+    "window_attention",
 ]
