@@ -9,6 +9,7 @@ from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.manifest import FILE_NAME, Draft, Engine, EngineName, Limits, Manifest, Markers
 
 TOKENIZER = "tokenizer"
+KERNELS = "kernels"
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ class Bundle:
     def tokenizer_dir(self) -> Path:
         """A folder that ``transformers.AutoTokenizer.from_pretrained`` loads."""
         return self.folder / TOKENIZER
+
+    @property
+    def kernels_dir(self) -> Path:
+        """A folder with the kernels named in ``manifest.kernels``."""
+        return self.folder / KERNELS
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ symbol     meaning
 batch      rows of this call, one per request
 query      new tokens per row in this call
 rows       query rows that get logits
+blocks     blocks of a paged cache, as many as the memory has room for
 window     drafted tokens per round (K); ``window+1`` rows are verified
 =========  ==========================================================================
 
@@ -18,9 +19,11 @@ the logits) and ``words`` = ceil(vocab / 32).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 Dim = int | str
+CacheKind = Literal["linear", "paged"]
+BLOCK_SIZE = 64  # tokens in one block of a paged cache
 
 
 @dataclass(frozen=True)
@@ -81,24 +84,41 @@ class Contract:
         return cls(bindings(data["inputs"]), bindings(data["outputs"]), aliases)
 
 
-def decoder(*, layers: int, kv_heads: int, head_dim: int, capacity: int, vocab: int, dtype: str) -> Contract:
-    """The contract of a target or of an independent draft model, with a linear cache.
+def decoder(
+    *,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    capacity: int,
+    vocab: int,
+    dtype: str,
+    cache: CacheKind = "linear",
+) -> Contract:
+    """The contract of a target or of an independent draft model.
 
     ``write_index`` counts the tokens of a row that are already in its cache: positions follow from it inside the
     graph, and rolling back is not advancing it. ``present_*`` is bound to the memory of ``past_*``.
+
+    A *linear* cache has a row of ``capacity`` tokens for every row of the call. A *paged* one has blocks of BLOCK_SIZE
+    tokens that all rows share: position p of row b lies at p % BLOCK_SIZE of block block_table[b, p // BLOCK_SIZE].
     """
-    cache = ("batch", kv_heads, capacity, head_dim)
+    paged = cache == "paged"
+    shape: tuple[Dim, ...] = (
+        ("blocks", kv_heads, BLOCK_SIZE, head_dim) if paged else ("batch", kv_heads, capacity, head_dim)
+    )
+    table = (Binding("block_table", "int32", ("batch", blocks_of(capacity))),) if paged else ()
     kinds = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
     return Contract(
         inputs=(
             Binding("token_ids", "int64", ("batch", "query")),
             Binding("write_index", "int64", ("batch",)),
             Binding("score_rows", "int64", ("batch", "rows")),
-            *(Binding(f"past_{kind}", dtype, cache) for kind in kinds),
+            *table,
+            *(Binding(f"past_{kind}", dtype, shape) for kind in kinds),
         ),
         outputs=(
             Binding("logits", dtype, ("batch", "rows", vocab)),
-            *(Binding(f"present_{kind}", dtype, cache) for kind in kinds),
+            *(Binding(f"present_{kind}", dtype, shape) for kind in kinds),
         ),
         aliases=tuple((f"present_{kind}", f"past_{kind}") for kind in kinds),
     )
@@ -131,6 +151,11 @@ def propose(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
         inputs=(Binding("logits", dtype, ("batch", 1, vocab)), *_sampling()),
         outputs=(Binding("token", "int64", ("batch",)), *probs),
     )
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks of a paged cache that hold ``tokens`` tokens of one row."""
+    return -(-tokens // BLOCK_SIZE)
 
 
 def mask_words(vocab: int) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from tandemrt.engines.contract import Contract
+from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.validation import Record, explain, refuse
 
@@ -19,6 +19,7 @@ RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda")  # backends whose engines the
 EngineName = Literal["target", "draft", "verify", "verify_probs", "propose", "propose_probs"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
+KernelTarget = Annotated[str, Field(pattern=r"^(sm|compute)_\d+$")]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
 
@@ -37,7 +38,8 @@ class Limits(Record):
     """Sizes fixed at build time, in rows (``batch``) and tokens (the others).
 
     ``length`` bounds prompt plus output; ``capacity`` is what a cache row holds, slack for the last window included;
-    ``window`` is K, the most tokens drafted in a round (0 without a drafter).
+    ``window`` is K, the most tokens drafted in a round (0 without a drafter). ``cache_blocks`` are the blocks that the
+    requests share where the caches are paged (scratch not counted), None where they are linear.
     """
 
     batch: Count
@@ -45,12 +47,16 @@ class Limits(Record):
     capacity: Count
     window: Annotated[int, Field(ge=0)]
     prefill_chunk: Count
+    cache_blocks: Count | None = None
 
     @model_validator(mode="after")
     def _leave_slack(self) -> "Limits":
         if self.capacity < self.length + self.window + 1:
             needed = self.length + self.window + 1
             raise refuse(f"capacity must be at least length + window + 1 = {needed}; got {self.capacity}")
+        row = blocks_of(self.capacity)
+        if self.cache_blocks is not None and self.cache_blocks < row:
+            raise refuse(f"cache_blocks must hold one full row, {row} blocks; got {self.cache_blocks}")
         return self
 
 
@@ -78,14 +84,43 @@ class Draft(Record):
     ngram_max: Count | None = None
 
 
+class Segments(Record):
+    """A decoder cut at its attention, to be run in pieces with kernels between them; names as in engines/segments.py.
+
+    ``files`` are the segments in order, one more than there are layers. The others describe attention:
+    ``sliding_window`` is how many tokens a layer's attention reaches back, its own included, 0 without a bound;
+    ``epsilon`` is that of the norms of queries and keys, which a model has if ``constants`` gives their weights.
+    """
+
+    files: Annotated[tuple[RelativePath, ...], Field(min_length=2)]
+    constants: RelativePath
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    scale: float
+    epsilon: float
+    sliding_window: tuple[Annotated[int, Field(ge=0)], ...]
+
+    @model_validator(mode="after")
+    def _one_attention_between_two(self) -> "Segments":
+        if len(self.files) != len(self.sliding_window) + 1:
+            lengths = f"{len(self.files)} files, {len(self.sliding_window)} layers"
+            raise refuse(f"segments.files must be one more than layers in sliding_window; got {lengths}")
+        return self
+
+
 class Engine(Record):
-    """One compiled engine. ``target`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``."""
+    """One compiled engine. ``target`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``.
+
+    A decoder with a paged cache has ``segments``; its ``file`` is the whole graph, which computes the same on a CPU.
+    """
 
     file: RelativePath
     backend: str
     target: str
     dtype: str
     contract: Contract
+    segments: Segments | None = None
 
 
 class File(Record):
@@ -110,7 +145,8 @@ class Manifest(Record):
     """Version 1 of ``bundle.json``.
 
     ``vocab`` is the width of the logits; ids from ``valid_tokens`` up to it are padding that spells nothing.
-    ``specs`` are the model specs as JSON, ``files`` every other file of the bundle.
+    ``specs`` are the model specs as JSON, ``files`` every other file of the bundle. ``kernels`` says which of them
+    are compiled kernels, and for what: ``sm_90`` (a cubin) or ``compute_80`` (PTX).
     """
 
     manifest_version: Literal[1]
@@ -123,6 +159,7 @@ class Manifest(Record):
     draft: Draft
     specs: dict[str, dict[str, Any]]
     engines: dict[EngineName, Engine]
+    kernels: Annotated[dict[RelativePath, KernelTarget], Field(default_factory=dict)]
     files: dict[RelativePath, File]
     provenance: Provenance
 
@@ -165,6 +202,11 @@ class Manifest(Record):
         for name, engine in self.engines.items():
             if engine.file not in self.files:
                 raise refuse(f"engines.{name}.file must be one of files; got {engine.file!r}")
+            pieces = (engine.segments.constants, *engine.segments.files) if engine.segments else ()
+            if missing := [file for file in pieces if file not in self.files]:
+                raise refuse(f"engines.{name}.segments must be among files; got {missing[0]!r}")
+        if missing := [file for file in self.kernels if file not in self.files]:
+            raise refuse(f"kernels must be among files; got {missing[0]!r}")
         if self.valid_tokens > self.vocab:
             raise refuse(f"valid_tokens must not exceed vocab {self.vocab}; got {self.valid_tokens}")
         ids = [*self.stop_ids, *(token for marker in _all(self.markers) for token in marker.ids)]

@@ -6,7 +6,7 @@ Recipes are TOML files (``engines/recipes/*.toml`` are the included ones). Paths
 import hashlib
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     Field,
@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
@@ -30,6 +31,7 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Window = Annotated[int, Field(ge=1, le=16)]
 ComputeCapability = Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"]  # what TensorRT-RTX 1.7 builds for
+Architecture = Literal["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]  # what the kernels are written for
 
 
 class _WithCheckpoint(Section):
@@ -91,11 +93,15 @@ class Reasoning(Section):
 
 
 class RecipeLimits(Section):
-    """``batch`` slots, ``length`` tokens of prompt plus output, ``prefill_chunk`` prompt tokens per call."""
+    """``batch`` slots, ``length`` tokens of prompt plus output, ``prefill_chunk`` prompt tokens per call.
+
+    ``cache_tokens``: what a paged cache holds for all slots together; None leaves room for the full length of each.
+    """
 
     batch: Annotated[int, Field(ge=1)] = 8
     length: Annotated[int, Field(ge=2)] = 2048
     prefill_chunk: Annotated[int, Field(ge=1)] = 64
+    cache_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _chunk_fits(self) -> "RecipeLimits":
@@ -105,8 +111,24 @@ class RecipeLimits(Section):
         return self
 
 
-class OnnxRuntime(Section):
-    name: Literal["onnxruntime-cpu", "onnxruntime-cuda"]
+class OnnxRuntimeCpu(Section):
+    name: Literal["onnxruntime-cpu"]
+
+
+class OnnxRuntimeCuda(Section):
+    """``cache``: *paged* runs attention in our own kernels between pieces of the graph, *linear* the graph as a whole.
+
+    ``architectures``: compute capabilities the kernels are compiled for; newer GPUs translate those of the lowest.
+    """
+
+    name: Literal["onnxruntime-cuda"]
+    cache: CacheKind = "paged"
+    architectures: Annotated[tuple[Architecture, ...], Field(strict=False, min_length=1)] = get_args(Architecture)
+
+    @field_validator("architectures")
+    @classmethod
+    def _once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _distinct(value)
 
 
 class TensorRtRtx(Section):
@@ -116,9 +138,7 @@ class TensorRtRtx(Section):
     @field_validator("compute_capabilities")
     @classmethod
     def _once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) < len(value):
-            raise refuse(f"must name each capability once; got {', '.join(value)}")
-        return value
+        return _distinct(value)
 
 
 class Recipe(Section):
@@ -129,7 +149,9 @@ class Recipe(Section):
     draft: Annotated[ModelDraft | NgramDraft | NoDraft, Field(discriminator="kind")] = NoDraft(kind="none")
     reasoning: Reasoning | None = None
     limits: RecipeLimits = RecipeLimits()
-    backend: Annotated[OnnxRuntime | TensorRtRtx, Field(discriminator="name")] = OnnxRuntime(name="onnxruntime-cpu")
+    backend: Annotated[OnnxRuntimeCpu | OnnxRuntimeCuda | TensorRtRtx, Field(discriminator="name")] = OnnxRuntimeCpu(
+        name="onnxruntime-cpu"
+    )
     _digest: str = PrivateAttr(default="")
 
     @classmethod
@@ -166,11 +188,31 @@ class Recipe(Section):
         """Tokens one cache row holds: ``length`` plus slack for the padded tail of the last window."""
         return self.limits.length + self.draft.window + 1
 
+    @property
+    def cache(self) -> CacheKind:
+        """The layout of the caches of target and draft."""
+        return self.backend.cache if isinstance(self.backend, OnnxRuntimeCuda) else "linear"
+
+    @property
+    def cache_blocks(self) -> int | None:
+        """Blocks of a paged cache, scratch not counted; None for a linear one."""
+        if self.cache == "linear":
+            return None
+        tokens = self.limits.cache_tokens
+        return self.limits.batch * blocks_of(self.capacity) if tokens is None else blocks_of(tokens)
+
     @model_validator(mode="after")
     def _agree(self) -> "Recipe":
         if self.draft.window >= self.limits.length:
             values = f"{self.draft.window} >= {self.limits.length}"
             raise refuse(f"draft.window must be below limits.length; got {values}. Lower one or raise the other")
+        tokens = self.limits.cache_tokens
+        if tokens is not None and self.cache == "linear":
+            rule = "limits.cache_tokens needs backend.name 'onnxruntime-cuda' with cache = 'paged'"
+            raise refuse(f"{rule}; got {tokens} for a linear cache. Drop it or choose another backend")
+        if tokens is not None and tokens < self.capacity:
+            rule = f"limits.cache_tokens must hold one request: length + window + 1 = {self.capacity}"
+            raise refuse(f"{rule}; got {tokens}. Raise it or lower limits.length")
         if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
             raise refuse(
                 "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu', whose kernels cannot run "
@@ -196,6 +238,12 @@ def locate(recipe: str) -> Path:
         f"recipe must be a TOML file or the name of an included recipe; got {recipe!r}{hint}. "
         f"Included: {', '.join(included)}"
     )
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+        raise refuse(f"must name each capability once; got {', '.join(values)}")
+    return values
 
 
 def _refuse_planned(data: dict[str, Any], path: Path) -> None:

@@ -113,6 +113,7 @@ def _limits(recipe: Recipe) -> Limits:
         capacity=recipe.capacity,
         window=recipe.draft.window,
         prefill_chunk=asked.prefill_chunk,
+        cache_blocks=recipe.cache_blocks,
     )
 
 

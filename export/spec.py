@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandemrt.engines import contract
-from tandemrt.engines.contract import Contract
+from tandemrt.engines.contract import CacheKind, Contract
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.export.fields import Fields
 from tandemrt.export.rope import Rope
@@ -97,8 +97,8 @@ class ModelSpec:
         fields.finish()
         return spec
 
-    def contract(self, *, capacity: int, dtype: str) -> Contract:
-        """Return the bindings of this model's decoder with caches of ``capacity`` tokens, computing in ``dtype``."""
+    def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
+        """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``."""
         return contract.decoder(
             layers=self.layers,
             kv_heads=self.kv_heads,
@@ -106,6 +106,7 @@ class ModelSpec:
             capacity=capacity,
             vocab=self.vocab,
             dtype=dtype,
+            cache=cache,
         )
 
 
