@@ -48,11 +48,16 @@ def _dims(vocab: int, hidden: int, intermediate: int, layers: int, heads: int, k
 
 
 _TINY = _dims(97, 64, 96, 2, 4, 2, 256)
+_SMALL = _dims(1024, 256, 512, 4, 4, 2, 16_384)
 _SIZES: dict[tuple[str, str], Dims] = {
     ("llama", "8b"): _dims(128_256, 4096, 14_336, 32, 32, 8, 131_072),
     ("mistral", "8b"): _dims(32_768, 4096, 14_336, 32, 32, 8, 32_768),
     ("qwen2", "8b"): _dims(152_064, 3584, 18_944, 28, 28, 4, 131_072),
     ("qwen3", "8b"): _dims(151_936, 4096, 12_288, 36, 32, 8, 40_960) | {"head_dim": 128},
+    ("llama", "small"): _SMALL,
+    ("mistral", "small"): _SMALL,
+    ("qwen2", "small"): _SMALL,
+    ("qwen3", "small"): _SMALL | {"head_dim": 64},
     ("llama", "tiny"): _TINY,
     ("mistral", "tiny"): _TINY,
     ("qwen2", "tiny"): _TINY,
@@ -71,6 +76,7 @@ class Family(StrEnum):
 
 class Size(StrEnum):
     TINY = "tiny"
+    SMALL = "small"
     B8 = "8b"
 
 
@@ -91,20 +97,9 @@ def write_checkpoint(
     seed: int = 0,
 ) -> int:
     """Write config.json and model.safetensors into ``out``; return the bytes that the weights take."""
-    dims = _SIZES[family.value, size.value] | _FAMILY[family.value]
-    if layers is not None:
-        dims = dims | {"num_hidden_layers": layers}
-    config = _CONFIGS[family.value](**dims)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    config.architectures = [type(model).__name__]
-    config.dtype = dtype.value
-    out.mkdir(parents=True, exist_ok=True)
-    config.save_pretrained(out)
-
-    shapes: dict[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes = write_config(out, family, size, layers=layers, dtype=dtype)
     stored = getattr(torch, dtype.value)
-    header = _header(shapes, stored)
+    header = safetensors_header(shapes, stored)
     nbytes: int = sum(math.prod(shape) for shape in shapes.values()) * _STORED[stored][1]
     generator = torch.Generator().manual_seed(seed)
     with (out / "model.safetensors").open("wb") as stream:
@@ -119,6 +114,36 @@ def write_checkpoint(
     return nbytes
 
 
+def write_config(
+    out: Path, family: Family, size: Size, *, layers: int | None = None, dtype: Dtype = Dtype.BFLOAT16, **more: Any
+) -> dict[str, tuple[int, ...]]:
+    """Write config.json into ``out``, with the fields ``more``; return the shape of every tensor of such a model."""
+    dims = _SIZES[family.value, size.value] | _FAMILY[family.value] | more
+    if layers is not None:
+        dims = dims | {"num_hidden_layers": layers}
+    config = _CONFIGS[family.value](**dims)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.dtype = dtype.value
+    out.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(out)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def safetensors_header(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
+    """Return what a safetensors file begins with when these tensors follow it, one after the other."""
+    name_of, width = _STORED[dtype]
+    entries, begin = {}, 0
+    for name, shape in shapes.items():
+        end = begin + math.prod(shape) * width
+        entries[name] = {"dtype": name_of, "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
 def main(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     family: Annotated[Family, typer.Option(help="Architecture.")] = Family.LLAMA,
@@ -131,18 +156,6 @@ def main(
     """Write a checkpoint folder with random weights."""
     nbytes = write_checkpoint(out, family, size, layers=layers, dtype=dtype, sparse=sparse, seed=seed)
     typer.echo(f"{out}: {family.value} {size.value}, {nbytes / 1e9:.2f} GB of {dtype.value} weights")
-
-
-def _header(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
-    name_of, width = _STORED[dtype]
-    entries, begin = {}, 0
-    for name, shape in shapes.items():
-        end = begin + math.prod(shape) * width
-        entries[name] = {"dtype": name_of, "shape": list(shape), "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 if __name__ == "__main__":

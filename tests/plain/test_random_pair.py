@@ -1,0 +1,62 @@
+"""The maker of agreeing pairs: the draft foresees the target as often as it says, with transformers as the judge."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tandemrt.engines.params import StructuredOutputs
+from tandemrt.export.checkpoint import Checkpoint
+from tandemrt.export.vocabulary import Vocabulary
+from tandemrt.runtime.library import GrammarLibrary
+from tandemrt.runtime.vocabulary import vocabulary_from_tokenizer
+from tools.filler_tokenizer import write_tokenizer
+from tools.random_checkpoint import Dtype, Size
+from tools.random_pair import write_pair
+
+
+def test_two_models_draw_alike_as_often_as_was_asked(tmp_path, capsys):
+    write_pair(tmp_path, Size.SMALL, device="cpu", dtype=Dtype.FLOAT32, acceptance=3.0, shard_bytes=3_000_000)
+    assert "tokens a round" in capsys.readouterr().out
+    models = [AutoModelForCausalLM.from_pretrained(tmp_path / name).eval() for name in ("target", "draft")]
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 1024, (8, 128), generator=generator)
+    noise = -(-torch.rand(8, 64, 1024, generator=generator).clamp(1e-7).log()).log()
+    with torch.no_grad():
+        logits = [model(tokens).logits[:, -64:] for model in models]
+    draws = [(each / 0.7 + noise).argmax(-1) for each in logits]
+    same = float((draws[0] == draws[1]).float().mean())
+    assert sum(same**i for i in range(5)) == pytest.approx(3.0, abs=0.3)
+    assert all(2.5 < float(each.std()) < 3.5 for each in logits)
+    assert len(Checkpoint.open(tmp_path / "target").files) > 1
+
+
+def test_a_pair_that_is_not_scaled_down_hardly_agrees(tmp_path, capsys):
+    write_pair(tmp_path, Size.SMALL, device="cpu", acceptance=None, scale=10.0)
+    assert float(capsys.readouterr().out.split("drawn alike, ")[-1].split()[0]) < 1.3
+
+
+@pytest.mark.parametrize("acceptance", [1.0, 5.1])
+def test_an_acceptance_that_no_scale_gives_is_refused(tmp_path, acceptance):
+    with pytest.raises(ValueError, match=f"up to window \\+ 1 = 5 is needed, got {acceptance}"):
+        write_pair(tmp_path, Size.SMALL, device="cpu", acceptance=acceptance)
+
+
+def test_a_filler_tokenizer_has_every_id_and_serves_grammars(tmp_path):
+    size = 5000
+    opened = Vocabulary.open(write_tokenizer(tmp_path, size))
+    assert opened.size == len(opened.tokenizer.get_vocab()) == size
+    assert opened.stop_ids({}) == (size - 3,)
+    assert opened.spell("start", "<think>").ids == (size - 2,)
+    vocabulary = vocabulary_from_tokenizer(AutoTokenizer.from_pretrained(tmp_path), size)
+    library = GrammarLibrary(vocabulary, stop_ids=opened.stop_ids({}), timeout_s=60)
+    compiled = library.compile(StructuredOutputs(regex="[a-z]+")).result()
+    library.close()
+    matcher = compiled.matcher((size - 3,))
+    letters = [i for i, token in enumerate(vocabulary.tokens) if token.isalpha() and token.islower()]
+    assert len(letters) > size / 3
+    assert all(matcher.fork().accept(token) for token in letters[::50])
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="at least 278 ids are needed, got 100"):
+        write_tokenizer(tmp_path, 100)

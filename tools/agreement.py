@@ -1,0 +1,104 @@
+"""How often a draft made of a model's first layer foresees the whole model, and the scale that makes it foresee less.
+
+Model and draft share the embedding, the first layer and the head. What the model's later layers add to the residual
+stream is multiplied by ``scale``: at 0 the two agree always, and the larger it is, the less. Under the coupled rule
+both draw with the same noise, so a draft is accepted when both draws are the same token.
+
+The models here are random, and no position is told from another by them, so rotary embedding is left out of what is
+computed: it changes which tokens are drawn, not how often two draws agree.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+Weights = dict[str, torch.Tensor]
+_SEQUENCES, _LENGTH, _SCORED = 8, 96, 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the forward pass needs to know besides the weights."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """``same``: the share of tokens both draw alike; ``length``: mean tokens per round that follow from it."""
+
+    scale: float
+    same: float
+    length: float
+
+
+def measure(weights: Weights, shape: Shape, *, scales: list[float], temperature: float, window: int) -> list[Agreement]:
+    """Return the agreement at each scale, over 512 random contexts and the same noise for all of them."""
+    device = weights["lm_head.weight"].device
+    generator = torch.Generator(device).manual_seed(0)
+    vocab = weights["lm_head.weight"].shape[0]
+    tokens = torch.randint(0, vocab, (_SEQUENCES, _LENGTH), generator=generator, device=device)
+    noise = torch.rand(_SEQUENCES * _SCORED, vocab, generator=generator, device=device).clamp_(1e-7)
+    noise = noise.log_().neg_().clamp_(1e-7).log_().neg_()
+
+    def drawn(hidden: torch.Tensor) -> torch.Tensor:
+        picked = _norm(hidden[:, -_SCORED:], weights["model.norm.weight"], shape).flatten(0, 1)
+        logits = (picked @ weights["lm_head.weight"].T).float()
+        return (logits / temperature + noise).argmax(-1).cpu()
+
+    first = _layer(functional.embedding(tokens, weights["model.embed_tokens.weight"]), weights, shape, 0, 1.0)
+    draft = drawn(first)
+    found = []
+    for scale in scales:
+        hidden = first
+        for layer in range(1, shape.layers):
+            hidden = _layer(hidden, weights, shape, layer, scale)
+        same = float((drawn(hidden) == draft).float().mean())
+        found.append(Agreement(scale, same, sum(same**i for i in range(window + 1))))
+    return found
+
+
+def tune(weights: Weights, shape: Shape, *, length: float, temperature: float, window: int) -> Iterator[Agreement]:
+    """Yield what was tried by halving the range of scales; the last one is the nearest to ``length`` tokens a round.
+
+    Raises ValueError for a length that no scale reaches.
+    """
+    if not 1 < length <= window + 1:
+        raise ValueError(f"length: a value above 1 and up to window + 1 = {window + 1} is needed, got {length}")
+    low, high = math.log(1e-4), math.log(1e2)
+    tried: list[Agreement] = []
+    for _ in range(11):
+        middle = (low + high) / 2
+        tried += measure(weights, shape, scales=[math.exp(middle)], temperature=temperature, window=window)
+        yield tried[-1]
+        low, high = (middle, high) if tried[-1].length > length else (low, middle)
+    yield min(tried, key=lambda t: abs(t.length - length))
+
+
+def _layer(hidden: torch.Tensor, weights: Weights, shape: Shape, layer: int, scale: float) -> torch.Tensor:
+    def weight(name: str) -> torch.Tensor:
+        return weights[f"model.layers.{layer}.{name}.weight"]
+
+    def heads(name: str, count: int) -> torch.Tensor:
+        packed = normed @ weight(f"self_attn.{name}_proj").T
+        return packed.view(*packed.shape[:2], count, -1).transpose(1, 2)
+
+    normed = _norm(hidden, weight("input_layernorm"), shape)
+    q, k, v = heads("q", shape.heads), heads("k", shape.kv_heads), heads("v", shape.kv_heads)
+    group = shape.heads // shape.kv_heads
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    hidden = hidden + scale * (mixed @ weight("self_attn.o_proj").T)
+    normed = _norm(hidden, weight("post_attention_layernorm"), shape)
+    gated = functional.silu(normed @ weight("mlp.gate_proj").T) * (normed @ weight("mlp.up_proj").T)
+    return hidden + scale * (gated @ weight("mlp.down_proj").T)
+
+
+def _norm(hidden: torch.Tensor, weight: torch.Tensor, shape: Shape) -> torch.Tensor:
+    return functional.rms_norm(hidden, (hidden.shape[-1],), weight, shape.epsilon)

@@ -1,0 +1,152 @@
+"""Write a random target and a draft that foresees it as well as wished: acceptance at scale without trained models.
+
+    python -m tools.random_pair OUT --size 8b --device cuda --acceptance 3.0
+
+The draft is the target's embedding, first layer and head; the target's later layers are scaled down until the two
+agree so often that a round gives ``--acceptance`` tokens (tools/agreement.py). Both get a tokenizer
+(tools/filler_tokenizer.py). The logits spread as a language model's do, so that a draw has a few nats of surprise.
+"""
+
+import json
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from transformers import AutoConfig
+
+from tools.agreement import Shape, Weights, measure, tune
+from tools.filler_tokenizer import write_tokenizer
+from tools.random_checkpoint import Dtype, Family, Size, safetensors_header, write_config
+
+console = Console()
+SPREAD = 3.0  # standard deviation of the logits
+
+
+def write_pair(
+    out: Path,
+    size: Size,
+    *,
+    device: str,
+    dtype: Dtype = Dtype.BFLOAT16,
+    acceptance: float | None = 3.0,
+    scale: float = 0.0,
+    temperature: float = 0.7,
+    window: int = 4,
+    seed: int = 0,
+    shard_bytes: int = 2_000_000_000,
+) -> float:
+    """Write ``out``/target and ``out``/draft; return the scale of the target's later layers.
+
+    ``acceptance`` is the wanted mean of tokens per round with ``window`` drafted ones; None takes ``scale`` as given.
+    Weights go into files of at most ``shard_bytes`` (or one tensor).
+    """
+    begin = time.perf_counter()
+    target, draft = out / "target", out / "draft"
+    shapes = write_config(target, Family.LLAMA, size, dtype=dtype)
+    config = AutoConfig.from_pretrained(target)
+    ids = {"bos_token_id": None, "eos_token_id": config.vocab_size - 3, "pad_token_id": config.vocab_size - 4}
+    write_config(target, Family.LLAMA, size, dtype=dtype, **ids)
+    of_draft = write_config(draft, Family.LLAMA, size, layers=1, dtype=dtype, **ids)
+    with torch.inference_mode():
+        weights = _weights(shapes, getattr(torch, dtype.value), device, seed)
+        shape = Shape(
+            config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps
+        )
+        console.print(f"weights made in {time.perf_counter() - begin:.1f} s")
+        if acceptance is not None:
+            for tried in tune(weights, shape, length=acceptance, temperature=temperature, window=window):
+                scale = tried.scale
+                console.print(f"scale {scale:.5f}: {tried.same:.3f} drawn alike, {tried.length:.2f} tokens a round")
+        for name, tensor in weights.items():
+            if name.endswith(("o_proj.weight", "down_proj.weight")) and not name.startswith("model.layers.0."):
+                tensor.mul_(scale)
+        made = measure(weights, shape, scales=[1.0], temperature=temperature, window=window)[0]
+        console.print(f"as written: {made.same:.3f} drawn alike, {made.length:.2f} tokens a round")
+        begin = time.perf_counter()
+        nbytes = sum(
+            _write(folder, {name: weights[name] for name in names}, shard_bytes)
+            for folder, names in ((target, shapes), (draft, of_draft))
+        )
+    for folder in (target, draft):
+        write_tokenizer(folder, config.vocab_size)
+    console.print(f"{nbytes / 1e9:.1f} GB written in {time.perf_counter() - begin:.1f} s")
+    return scale
+
+
+def main(
+    out: Annotated[Path, typer.Argument(help="Folder to write; gets the folders target and draft.")],
+    size: Annotated[Size, typer.Option(help="Dimensions.")] = Size.SMALL,
+    device: Annotated[str, typer.Option(help="Where the weights are made: cpu, or cuda for the large ones.")] = "cpu",
+    dtype: Annotated[Dtype, typer.Option(help="Stored dtype.")] = Dtype.BFLOAT16,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Wanted tokens per round; without it --scale is taken.")
+    ] = None,
+    scale: Annotated[float, typer.Option(help="What the later layers are multiplied by.", min=0)] = 0.05,
+    temperature: Annotated[float, typer.Option(help="At which the two should agree so often.", min=0.01)] = 0.7,
+    window: Annotated[int, typer.Option(help="Drafted tokens per round.", min=1)] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+) -> None:
+    """Write a random target and its draft."""
+    write_pair(
+        out,
+        size,
+        device=device,
+        dtype=dtype,
+        acceptance=acceptance,
+        scale=scale,
+        temperature=temperature,
+        window=window,
+        seed=seed,
+    )
+
+
+def _weights(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str, seed: int) -> Weights:
+    generator = torch.Generator(device).manual_seed(seed)
+    weights = {}
+    for name, shape in shapes.items():
+        if name.endswith("norm.weight"):
+            weights[name] = torch.ones(shape, dtype=dtype, device=device)
+            continue
+        # A stream of unit size, and products that keep the size of what they are given.
+        std = {"model.embed_tokens.weight": 1.0, "lm_head.weight": SPREAD / math.sqrt(shape[-1])}
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        weights[name] = tensor.normal_(0, std.get(name, 1 / math.sqrt(shape[-1])), generator=generator)
+    return weights
+
+
+def _write(folder: Path, weights: Weights, shard_bytes: int) -> int:
+    """Write the weights in shards, several at a time, with their index; return the bytes."""
+    shards: list[Weights] = [{}]
+    for name, tensor in weights.items():
+        if sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > shard_bytes and shards[-1]:
+            shards.append({})
+        shards[-1][name] = tensor
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    if len(shards) == 1:
+        names = ["model.safetensors"]
+    else:
+        index = {
+            "metadata": {},
+            "weight_map": {name: file for file, shard in zip(names, shards, strict=True) for name in shard},
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with ThreadPoolExecutor(4) as pool:
+        return sum(pool.map(_write_shard, [folder / name for name in names], shards))
+
+
+def _write_shard(path: Path, shard: Weights) -> int:
+    dtype = next(iter(shard.values())).dtype
+    with path.open("wb") as stream:
+        stream.write(safetensors_header({name: tuple(tensor.shape) for name, tensor in shard.items()}, dtype))
+        for tensor in shard.values():
+            stream.write(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
+    return path.stat().st_size
+
+
+if __name__ == "__main__":
+    typer.run(main)
