@@ -11,6 +11,7 @@ from tandemrt.plugins.functions.body import OPSET
 from tandemrt.plugins.functions.draft import sample_draft
 from tandemrt.plugins.functions.filters import filter_logits
 from tandemrt.plugins.functions.noise import accept_coin, position_noise
+from tandemrt.plugins.functions.swiglu import swiglu
 from tandemrt.plugins.functions.verify import verify_draft
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "library",
     "position_noise",
     "sample_draft",
+    "swiglu",
     "token_bitmask",
     "verify_draft",
     "window_attention",

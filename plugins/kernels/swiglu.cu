@@ -1,0 +1,77 @@
+// swiglu: activated[r, i] = silu(gate_up[r, i]) * gate_up[r, width + i], in float32, rounded to the input's dtype once.
+//
+// One thread, eight elements: a 16-byte load of each half and one 16-byte store. Bound by memory, so nothing is staged.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+
+struct BFloat16 {
+    static __device__ __forceinline__ float wide(u16 bits) { return __uint_as_float((u32)bits << 16); }
+    static __device__ __forceinline__ u16 narrow(float value) {
+        u16 bits;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+        return bits;
+    }
+};
+
+struct Float16 {
+    static __device__ __forceinline__ float wide(u16 bits) {
+        float value;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+        return value;
+    }
+    static __device__ __forceinline__ u16 narrow(float value) {
+        u16 bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+        return bits;
+    }
+};
+
+__device__ __forceinline__ float activate(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
+
+template <class Type>
+__device__ __forceinline__ u32 activate_pair(u32 gate, u32 up) {
+    u32 low = Type::narrow(activate(Type::wide((u16)gate), Type::wide((u16)up)));
+    u32 high = Type::narrow(activate(Type::wide((u16)(gate >> 16)), Type::wide((u16)(up >> 16))));
+    return low | high << 16;
+}
+
+template <class Type>
+__device__ __forceinline__ void swiglu(const u16* gate_up, int width, u16* activated) {
+    long long row = blockIdx.y;
+    int first = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    const u16* gate = gate_up + row * 2 * width;
+    const u16* up = gate + width;
+    u16* out = activated + row * width;
+    if (first >= width) return;
+    if (width % 8 == 0) {
+        uint4 g = *reinterpret_cast<const uint4*>(gate + first);
+        uint4 u = *reinterpret_cast<const uint4*>(up + first);
+        uint4 a;
+        a.x = activate_pair<Type>(g.x, u.x);
+        a.y = activate_pair<Type>(g.y, u.y);
+        a.z = activate_pair<Type>(g.z, u.z);
+        a.w = activate_pair<Type>(g.w, u.w);
+        *reinterpret_cast<uint4*>(out + first) = a;
+        return;
+    }
+    for (int i = first; i < min(first + 8, width); ++i) {
+        out[i] = Type::narrow(activate(Type::wide(gate[i]), Type::wide(up[i])));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) swiglu_bf16(const u16* gate_up, int width, u16* activated) {
+    swiglu<BFloat16>(gate_up, width, activated);
+}
+
+extern "C" __global__ void __launch_bounds__(256) swiglu_fp16(const u16* gate_up, int width, u16* activated) {
+    swiglu<Float16>(gate_up, width, activated);
+}
+
+extern "C" __global__ void __launch_bounds__(256) swiglu_fp32(const float* gate_up, int width, float* activated) {
+    long long row = blockIdx.y;
+    int first = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (int i = first; i < min(first + 8, width); ++i) {
+        activated[row * width + i] = activate(gate_up[row * 2 * width + i], gate_up[(row * 2 + 1) * width + i]);
+    }
+}

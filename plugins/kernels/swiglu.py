@@ -1,0 +1,33 @@
+"""``swiglu`` on the GPU."""
+
+import numpy as np
+import torch
+
+from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
+
+_THREADS, _PER_THREAD = 256, 8
+_SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+class SwigluLauncher:
+    """One call, bound: ``gate_up`` [..., 2 * width] and ``activated`` [..., width], contiguous, of one dtype.
+
+    Capturable: a run allocates nothing and reads nothing on the host.
+    """
+
+    def __init__(self, module: KernelModule, gate_up: torch.Tensor, activated: torch.Tensor) -> None:
+        width = activated.shape[-1]
+        rows = activated.numel() // width
+        if gate_up.shape != (*activated.shape[:-1], 2 * width) or gate_up.dtype != activated.dtype:
+            raise ValueError(
+                f"gate_up: {activated.dtype}[..., {2 * width}] is needed for activated {tuple(activated.shape)}, "
+                f"got {gate_up.dtype}{list(gate_up.shape)}"
+            )
+        kernel = module.kernel(f"swiglu_{_SUFFIX[gate_up.dtype]}")
+        grid = (-(-width // (_THREADS * _PER_THREAD)), rows, 1)
+        self._device = gate_up.device
+        self._launch = Launch(kernel, grid, (_THREADS, 1, 1), gate_up, np.int32(width), activated)
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._launch.run(current_stream(self._device))
