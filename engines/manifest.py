@@ -85,14 +85,14 @@ class Draft(Record):
 
 
 class Segments(Record):
-    """A decoder cut at its attention, to be run in pieces with kernels between them; names as in engines/segments.py.
+    """A decoder cut at its kernels, to be run piece by piece with kernels between; names as in engines/segments.py.
 
-    ``files`` are the segments in order, one more than there are layers. The others describe attention:
+    ``files`` are the pieces in order, two for each layer and one. The others describe attention:
     ``sliding_window`` is how many tokens a layer's attention reaches back, its own included, 0 without a bound;
     ``epsilon`` is that of the norms of queries and keys, which a model has if ``constants`` gives their weights.
     """
 
-    files: Annotated[tuple[RelativePath, ...], Field(min_length=2)]
+    files: Annotated[tuple[RelativePath, ...], Field(min_length=3)]
     constants: RelativePath
     heads: Count
     kv_heads: Count
@@ -102,10 +102,10 @@ class Segments(Record):
     sliding_window: tuple[Annotated[int, Field(ge=0)], ...]
 
     @model_validator(mode="after")
-    def _one_attention_between_two(self) -> "Segments":
-        if len(self.files) != len(self.sliding_window) + 1:
-            lengths = f"{len(self.files)} files, {len(self.sliding_window)} layers"
-            raise refuse(f"segments.files must be one more than layers in sliding_window; got {lengths}")
+    def _two_kernels_in_a_layer(self) -> "Segments":
+        if len(self.files) != 2 * len(self.sliding_window) + 1:
+            lengths = f"{len(self.files)} for {len(self.sliding_window)}"
+            raise refuse(f"segments.files must be two for each layer of sliding_window and one; got {lengths}")
         return self
 
 
