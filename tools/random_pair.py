@@ -130,11 +130,8 @@ def _write(folder: Path, weights: Weights, shard_bytes: int) -> int:
     if len(shards) == 1:
         names = ["model.safetensors"]
     else:
-        index = {
-            "metadata": {},
-            "weight_map": {name: file for file, shard in zip(names, shards, strict=True) for name in shard},
-        }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        files = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     with ThreadPoolExecutor(4) as pool:
         return sum(pool.map(_write_shard, [folder / name for name in names], shards))
 
