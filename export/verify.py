@@ -25,16 +25,16 @@ _REQUEST = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule"
 def build_verify(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
     """Return the model of ``contract.verify``: mask, filter, draw and accept in one graph.
 
-    ``dtype`` is that of the target's logits; they are cast to float32 inside.
+    ``dtype`` is that of the target's logits; what is computed from them is float32 and float64.
     """
     bindings = contract.verify(vocab=vocab, dtype=dtype, draft_probs=draft_probs)
     values = {binding.name: _declare(binding) for binding in (*bindings.inputs, *bindings.outputs)}
-    wide = ir.node("Cast", [values["logits"]], {"to": int(ir.DataType.FLOAT)})
-    masked = ir.node("token_bitmask", [wide.outputs[0], values["bitmask"]], domain=DOMAIN)
+    masked = _call("token_bitmask", [values["logits"], values["bitmask"]])
     others = ("draft_tokens", "draft_len", *_REQUEST, *(("draft_probs",) if draft_probs else ()))
     inputs = [masked.outputs[0], *(values[name] for name in others)]
-    verified = ir.node("verify_draft", inputs, domain=DOMAIN, outputs=[values["tokens"], values["count"]])
-    return _model("verify", bindings, values, [wide, masked, verified], draft_probs)
+    name = "verify_draft_probs" if draft_probs else "verify_draft"
+    verified = _call(name, inputs, outputs=[values["tokens"], values["count"]])
+    return _model("verify", bindings, values, [masked, verified], draft_probs)
 
 
 def build_propose(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
@@ -43,8 +43,13 @@ def build_propose(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
     values = {binding.name: _declare(binding) for binding in (*bindings.inputs, *bindings.outputs)}
     inputs = [values["logits"], *(values[name] for name in _REQUEST)]
     outputs = [values[binding.name] for binding in bindings.outputs]
-    drawn = ir.node("sample_draft", inputs, domain=DOMAIN, outputs=outputs)
+    drawn = _call("sample_draft", inputs, outputs=outputs)
     return _model("propose", bindings, values, [drawn], draft_probs)
+
+
+def _call(operator: str, inputs: list[ir.Value], **outputs: list[ir.Value]) -> ir.Node:
+    # TensorRT's parser prefers the function body to a plugin unless the node names the plugin's namespace.
+    return ir.node(operator, inputs, {"plugin_namespace": DOMAIN}, domain=DOMAIN, **outputs)
 
 
 def _declare(binding: Binding) -> ir.Value:

@@ -3,11 +3,11 @@
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import BOOL, UINT32, Body, Tensor
+from tandemrt.plugins.functions.body import BOOL, FLOAT32, UINT32, Body, Tensor
 
 
 def token_bitmask() -> ir.Function:
-    """(logits float32 [..., vocab], bitmask int32 [..., words]) → logits, −inf where the token's bit is 0."""
+    """(logits floating [..., vocab], bitmask int32 [..., words]) → logits of that dtype, −inf where the token's bit is 0."""
     body = Body("token_bitmask", ["logits", "bitmask"])
     logits, bitmask = body.inputs
 
@@ -15,7 +15,8 @@ def token_bitmask() -> ir.Function:
         bits = (bitmask.cast(UINT32).expand_dims(-1) >> np.arange(32, dtype=np.uint32)).bits_and(np.uint32(1))
         rows = body.op("Shape", bitmask, end=-1)
         allowed = body.op("Reshape", bits.cast(BOOL), body.concat(rows, np.array([-1], np.int64), axis=0))
-        return [body.where(allowed.first(logits.size(-1), -1), logits, np.float32(-np.inf))]
+        kept = body.where(allowed.first(logits.size(-1), -1), logits.cast(FLOAT32), np.float32(-np.inf))
+        return [body.op("CastLike", kept, logits)]
 
     # Rows of ones are common: whole batches without a constraint pay one pass over the words.
     open_words = bitmask.equals(np.int32(-1))
