@@ -63,8 +63,8 @@ def window_attention(
 
 
 def _rms_norm(x: npt.NDArray, weight: npt.NDArray, epsilon: float) -> npt.NDArray:
-    scale: npt.NDArray = weight.astype(np.float64) / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon)
-    return x * scale
+    normed: npt.NDArray = x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight.astype(np.float64)
+    return normed
 
 
 def _rotate(x: npt.NDArray, cosine: npt.NDArray, sine: npt.NDArray) -> npt.NDArray:
