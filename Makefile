@@ -28,7 +28,11 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 
 test: check ## everything CI runs: lint, types, all tests
 	$(BIN)/python -m pytest -n 2
+	@$(MAKE) --no-print-directory test-tensorrt
 	@$(MAKE) --no-print-directory test-serve
+
+test-tensorrt: $(VENV)/.dev ## the plugins against TensorRT's own Python API, without its builder
+	$(BIN)/python -m pytest tests/tensorrt
 
 test-serve: $(SERVE_VENV)/.ready ## the tests against a real Triton server
 	$(SERVE)/python -m pytest tests/serve
@@ -69,7 +73,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	@$(PIP) --editable '.[cpu,kernels,tensorrt-rtx,dev]'
+	@$(PIP) --editable '.[cpu,kernels,tensorrt-rtx,tensorrt-test,dev]'
 	@touch $@ $(VENV)/.demo
 
 $(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml
