@@ -4,6 +4,7 @@ Recipes are TOML files (``engines/recipes/*.toml`` are the included ones). Paths
 """
 
 import hashlib
+import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -20,17 +21,17 @@ from pydantic import (
 
 from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.recipe_tensorrt import TensorRt, TensorRtRtx, rtx_capabilities
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"
-PLANNED = {("draft", "kind"): ("eagle3", "mtp"), ("backend", "name"): ("tensorrt",)}
-KINDS = ("model", "ngram", "none", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt-rtx")
+PLANNED = {("draft", "kind"): ("eagle3", "mtp")}
+KINDS = ("model", "ngram", "none", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Window = Annotated[int, Field(ge=1, le=16)]
-ComputeCapability = Literal["7.5", "8.0", "8.6", "8.9", "12.0", "12.1"]  # what TensorRT-RTX 1.7 builds for
 Architecture = Literal["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]  # what the kernels are written for
 
 
@@ -131,16 +132,6 @@ class OnnxRuntimeCuda(Section):
         return _distinct(value)
 
 
-class TensorRtRtx(Section):
-    name: Literal["tensorrt-rtx"]
-    compute_capabilities: Annotated[tuple[ComputeCapability, ...], Field(strict=False, min_length=1)]
-
-    @field_validator("compute_capabilities")
-    @classmethod
-    def _once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _distinct(value)
-
-
 class Recipe(Section):
     """Everything that decides what a bundle is."""
 
@@ -149,14 +140,18 @@ class Recipe(Section):
     draft: Annotated[ModelDraft | NgramDraft | NoDraft, Field(discriminator="kind")] = NoDraft(kind="none")
     reasoning: Reasoning | None = None
     limits: RecipeLimits = RecipeLimits()
-    backend: Annotated[OnnxRuntimeCpu | OnnxRuntimeCuda | TensorRtRtx, Field(discriminator="name")] = OnnxRuntimeCpu(
-        name="onnxruntime-cpu"
+    backend: Annotated[OnnxRuntimeCpu | OnnxRuntimeCuda | TensorRt | TensorRtRtx, Field(discriminator="name")] = (
+        OnnxRuntimeCpu(name="onnxruntime-cpu")
     )
     _digest: str = PrivateAttr(default="")
 
     @classmethod
-    def load(cls, path: str | Path) -> "Recipe":
-        """Read and check a recipe file. Raises BadRecipe with one line per violation."""
+    def load(cls, path: str | Path, *, backend: str | None = None, dtype: str | None = None) -> "Recipe":
+        """Read and check a recipe file. Raises BadRecipe with one line per violation.
+
+        ``backend`` takes the place of the file's [backend] section unless that has this name already (for tensorrt-rtx
+        with every compute capability it builds for), ``dtype`` the place of the target's and the draft's.
+        """
         path = Path(path).resolve()
         try:
             content = path.read_bytes()
@@ -166,16 +161,19 @@ class Recipe(Section):
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {error}. Correct the file.") from error
         _refuse_planned(data, path)
+        asked = {name: value for name, value in (("backend", backend), ("dtype", dtype)) if value is not None}
+        _override(data, **asked)
         try:
             recipe = cls.model_validate(data, context={"folder": path.parent})
         except ValidationError as error:
-            raise BadRecipe(f"recipe {path} must be corrected:\n{explain(error, tags=KINDS)}") from error
-        recipe._digest = hashlib.sha256(content).hexdigest()
+            options = "".join(f" with --{name} {value}" for name, value in asked.items())
+            raise BadRecipe(f"recipe {path}{options} must be corrected:\n{explain(error, tags=KINDS)}") from error
+        recipe._digest = hashlib.sha256(content + (json.dumps(asked).encode() if asked else b"")).hexdigest()
         return recipe
 
     @property
     def digest(self) -> str:
-        """The sha256 of the file this recipe was loaded from."""
+        """The sha256 of the file this recipe was loaded from, and of what took the place of its values."""
         return self._digest
 
     @property
@@ -218,10 +216,16 @@ class Recipe(Section):
                 "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu', whose kernels cannot run "
                 "bfloat16; got 'bfloat16'. Choose another dtype or another backend"
             )
-        if self.backend.name == "tensorrt-rtx" and "float32" in (self.target.dtype, self.draft_dtype):
+        if isinstance(self.backend, TensorRt | TensorRtRtx) and "float32" in (self.target.dtype, self.draft_dtype):
             raise refuse(
-                "dtype must be float16 or bfloat16 when backend.name is 'tensorrt-rtx', whose attention has no other "
-                "kernels; got 'float32'. Choose another dtype or another backend"
+                f"dtype must be float16 or bfloat16 when backend.name is {self.backend.name!r}, whose attention has no "
+                "other kernels; got 'float32'. Choose another dtype (export build: --dtype float16) or another backend"
+            )
+        oldest = isinstance(self.backend, TensorRtRtx) and "7.5" in self.backend.compute_capabilities
+        if oldest and "bfloat16" in (self.target.dtype, self.draft_dtype):
+            raise refuse(
+                "dtype must be float16 for compute capability 7.5, which has no bfloat16; got 'bfloat16'. Choose "
+                "float16 or drop 7.5 from backend.compute_capabilities"
             )
         return self
 
@@ -244,6 +248,20 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(values)) < len(values):
         raise refuse(f"must name each capability once; got {', '.join(values)}")
     return values
+
+
+def _override(data: dict[str, Any], *, backend: str | None = None, dtype: str | None = None) -> None:
+    # A section that is no table is left for the check of the whole to refuse.
+    models = [data[name] for name in ("target", "draft") if isinstance(data.get(name), dict)]
+    for model in models:
+        if dtype is not None and "checkpoint" in model:
+            model["dtype"] = dtype
+    written = data.get("backend")
+    if backend is not None and not (isinstance(written, dict) and written.get("name") == backend):
+        data["backend"] = {"name": backend}
+        if backend == "tensorrt-rtx":
+            dtypes = {str(model.get("dtype")) for model in models}
+            data["backend"]["compute_capabilities"] = rtx_capabilities(dtypes)
 
 
 def _refuse_planned(data: dict[str, Any], path: Path) -> None:

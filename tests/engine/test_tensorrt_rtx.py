@@ -1,21 +1,28 @@
 """TensorRT-RTX compiles the mask lowering ahead of time, on a machine without a GPU, into native layers."""
 
+import json
 import sys
 
 import pytest
 
 from tandemrt.engines.contract import Binding
 from tandemrt.engines.errors import BackendUnavailable, BadRecipe
+from tandemrt.engines.recipe_tensorrt import TensorRtRtx
 from tandemrt.export.builder import GraphBuilder, save_model
 from tandemrt.export.checkpoint import Checkpoint
-from tandemrt.export.compile.tensorrt import Range, build_engine
+from tandemrt.export.compile.tensorrt import build_engine
+from tandemrt.export.compile.tensorrt_profiles import Range
 from tandemrt.export.decoder import build_decoder
 from tandemrt.export.spec import ModelSpec
 from tests.engine.decoding import make_checkpoint
 
-DECODE = {"batch": Range(1, 2, 4), "query": Range(1, 5, 8), "rows": Range(1, 5, 8)}
+WINDOW = {"batch": Range(1, 2, 4), "query": Range(1, 5, 8), "rows": Range(1, 5, 8)}
 PREFILL = {"batch": Range(1, 1, 4), "query": Range(1, 16, 16), "rows": Range(1, 1, 1)}
 LAYERS, CAPACITY = 2, 64
+
+
+def rtx(*capabilities):
+    return TensorRtRtx(name="tensorrt-rtx", compute_capabilities=capabilities or ("8.6",))
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +39,8 @@ def built(request, folder):
     report = build_engine(
         graph,
         folder / "target.engine",
-        profiles=[DECODE, PREFILL],
-        compute_capabilities=["8.0", "8.6", "8.9", "12.0"],
+        rtx("8.0", "8.6", "8.9", "12.0"),
+        profiles={"window": WINDOW, "prefill": PREFILL},
         progress=lambda *step: steps.append(step),
     )
     return report, expected, steps
@@ -64,7 +71,7 @@ def test_the_engine_keeps_the_contract_and_updates_its_caches_in_place(built):
 def test_the_report_says_what_was_built(built):
     report, _, _ = built
     assert report.nbytes == report.path.stat().st_size > 0
-    assert report.compute_capabilities == ("8.0", "8.6", "8.9", "12.0")
+    assert report.target == "sm_80+sm_86+sm_89+sm_120"
     assert report.compiler.startswith("tensorrt-rtx 1.")
     assert report.seconds > 0
 
@@ -75,34 +82,46 @@ def test_progress_counts_every_phase_up_to_its_end(built):
     assert all(done == total for done, total in last.values())
 
 
+def test_the_inspection_lies_beside_the_engine_and_says_what_is_known_without_a_gpu(built):
+    report, expected, _ = built
+    said = json.loads(report.inspection.read_text())
+    assert report.inspection == report.path.with_name("target.inspect.json")
+    assert said["native"] == {"attention": 2, "cache update": 4, "rotary embedding": 4, "plugin": 0}
+    assert said["network_layers"] == report.layers
+    assert set(said["profiles"]) == {"window", "prefill"}
+    assert said["profiles"]["prefill"]["inputs"]["token_ids"] == [[1, 1, 4], [1, 16, 16]]
+    assert set(said["profiles"]["window"]["inputs"]) == {binding.name for binding in expected.inputs}
+    assert said["engine_bytes"] == report.nbytes
+    assert (said["engine_layers"] is None) == bool(said["engine_not_opened"])
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("profiles", "message"),
     [
-        (
-            {"compute_capabilities": ["8.6", "9.0"]},
-            r"does not support '9\.0'; supported: 7\.5, 8\.0, 8\.6, 8\.9, 12\.0",
-        ),
-        ({"compute_capabilities": ["sm_86"]}, "does not support 'sm_86'"),
-        ({"compute_capabilities": []}, "distinct and at least one"),
-        ({"compute_capabilities": ["8.6", "8.6"]}, "distinct and at least one"),
-        ({"profiles": []}, "profiles should hold at least one"),
-        ({"profiles": [{"batch": Range(1, 1, 1)}]}, "token_ids has the dimension 'query', which has no range"),
-        ({"profiles": [DECODE | {"query": Range(5, 4, 8)}]}, r"received query \(5, 4, 8\)"),
-        ({"backend": "tensorrt-xl"}, "backend should be one of tensorrt-rtx"),
+        ({}, "profiles must hold at least one"),
+        ({"window": {"batch": Range(1, 1, 1)}}, "token_ids has the dimension 'query', which has no range"),
+        ({"window": WINDOW | {"query": Range(5, 4, 8)}}, r"got query \(5, 4, 8\)"),
+        ({"window": WINDOW | {"query": Range(0, 4, 8)}}, r"must be 1 <= least <= best <= most; got query \(0, 4, 8\)"),
     ],
 )
-def test_what_the_recipe_cannot_ask_for(folder, tmp_path, changes, message):
+def test_profiles_that_cannot_be_built_are_refused(folder, tmp_path, profiles, message):
     graph, _ = export(folder, "float16")
-    options = {"profiles": [DECODE], "compute_capabilities": ["8.6"]} | changes
     with pytest.raises(BadRecipe, match=message):
-        build_engine(graph, tmp_path / "target.engine", **options)
+        build_engine(graph, tmp_path / "target.engine", rtx(), profiles=profiles)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_capability_that_the_installed_release_does_not_know_is_refused_by_name(folder, tmp_path):
+    graph, _ = export(folder, "float16")
+    newer = TensorRtRtx.model_construct(name="tensorrt-rtx", compute_capabilities=("8.6", "9.0"))
+    with pytest.raises(BadRecipe, match=r"does not support '9\.0'.*supported: 7\.5, 8\.0, 8\.6, 8\.9, 12\.0, 12\.1"):
+        build_engine(graph, tmp_path / "target.engine", newer, profiles={"window": WINDOW})
 
 
 def test_a_graph_without_a_fused_kernel_fails_with_the_cause_and_leaves_no_file(folder, tmp_path):
     graph, _ = export(folder, "float32")
     with pytest.raises(BackendUnavailable, match=r"Attention operation was not supported.*float16 and bfloat16"):
-        build_engine(graph, tmp_path / "target.engine", profiles=[DECODE], compute_capabilities=["8.6"])
+        build_engine(graph, tmp_path / "target.engine", rtx(), profiles={"window": WINDOW})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,7 +130,7 @@ def test_weights_that_are_not_beside_the_graph_are_named(folder, tmp_path):
     alone = tmp_path / "alone.onnx"
     alone.write_bytes(graph.read_bytes())
     with pytest.raises(BackendUnavailable, match=r"cannot read .*alone\.onnx: .*model\.embed_tokens\.weight"):
-        build_engine(alone, tmp_path / "e", profiles=[DECODE], compute_capabilities=["8.6"])
+        build_engine(alone, tmp_path / "e", rtx(), profiles={"window": WINDOW})
 
 
 def test_a_node_that_the_compiler_does_not_know_is_named(tmp_path):
@@ -124,10 +143,10 @@ def test_a_node_that_the_compiler_does_not_know_is_named(tmp_path):
     b.output(Binding("y", "float32", ("batch", 3)), unknown)
     save_model(b.model(), tmp_path / "g.onnx")
     with pytest.raises(BackendUnavailable, match=r"node layers\.0/Twist \(Twist\): .*Plugin not found"):
-        build_engine(tmp_path / "g.onnx", tmp_path / "e", profiles=[DECODE], compute_capabilities=["8.6"])
+        build_engine(tmp_path / "g.onnx", tmp_path / "e", rtx(), profiles={"window": WINDOW})
 
 
 def test_without_the_compiler_the_error_says_how_to_install_it(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'tandemrt\[tensorrt-rtx\]'"):
-        build_engine(folder / "any.onnx", tmp_path / "e", profiles=[DECODE], compute_capabilities=["8.6"])
+        build_engine(folder / "any.onnx", tmp_path / "e", rtx(), profiles={"window": WINDOW})

@@ -184,6 +184,11 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
             '[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["8.6"]',
             "dtype must be float16 or bfloat16 when backend.name is 'tensorrt-rtx'",
         ),
+        ('[backend]\nname = "tensorrt"', "dtype must be float16 or bfloat16 when backend.name is 'tensorrt'"),
+        (
+            'dtype = "bfloat16"\n[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["7.5", "8.6"]',
+            "dtype must be float16 for compute capability 7.5, which has no bfloat16; got 'bfloat16'. Choose",
+        ),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -195,11 +200,56 @@ def test_contradictions_are_refused(tmp_path: Path, text: str, message: str) -> 
     [
         ('[draft]\nkind = "eagle3"\ncheckpoint = "d"', "draft.kind 'eagle3'"),
         ('[draft]\nkind = "mtp"', "draft.kind 'mtp'"),
-        ('[backend]\nname = "tensorrt"', "backend.name 'tensorrt'"),
     ],
 )
 def test_what_is_planned_is_refused_by_name(tmp_path: Path, text: str, key: str) -> None:
     assert f"{key} is planned but does not exist yet; choose another" in refusal(tmp_path, MINIMAL + text)
+
+
+def test_tensorrt_leaves_to_the_library_what_the_recipe_does_not_say(tmp_path: Path) -> None:
+    backend = load(tmp_path, MINIMAL + 'dtype = "float16"\n[backend]\nname = "tensorrt"').backend
+    assert backend.model_dump() == {
+        "name": "tensorrt",
+        "version_compatible": False,
+        "hardware_compatibility": "none",
+        "workspace_mib": None,
+        "optimization_level": 3,
+    }
+
+
+def test_another_backend_takes_the_place_of_the_files_section(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(MINIMAL + '[backend]\nname = "onnxruntime-cuda"\ncache = "linear"')
+    plain = Recipe.load(tmp_path / "r.toml")
+    same = Recipe.load(tmp_path / "r.toml", backend="onnxruntime-cuda")
+    other = Recipe.load(tmp_path / "r.toml", backend="tensorrt-rtx", dtype="bfloat16")
+    assert same.backend == plain.backend, "a section of that name keeps its options"
+    assert other.backend.model_dump() == {
+        "name": "tensorrt-rtx",
+        "compute_capabilities": ("8.0", "8.6", "8.9", "12.0", "12.1"),
+    }
+    assert len({plain.digest, same.digest, other.digest}) == 3
+
+
+def test_another_dtype_takes_the_place_of_target_and_draft(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(
+        MINIMAL + 'dtype = "float32"\n[draft]\nkind = "model"\ncheckpoint = "d"\ndtype = "float32"'
+    )
+    recipe = Recipe.load(tmp_path / "r.toml", backend="tensorrt", dtype="float16")
+    assert (recipe.target.dtype, recipe.draft_dtype) == ("float16", "float16")
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("tensorrt-rtx", "with --backend tensorrt-rtx must be corrected:\ndtype must be float16 or bfloat16 when"),
+        ("vulkan", "with --backend vulkan must be corrected:\nbackend.name: must be one of 'onnxruntime-cpu'"),
+    ],
+)
+def test_a_backend_that_does_not_fit_the_recipe_is_refused_by_name(tmp_path: Path, backend: str, message: str) -> None:
+    (tmp_path / "r.toml").write_text(MINIMAL)
+    with pytest.raises(BadRecipe) as caught:
+        Recipe.load(tmp_path / "r.toml", backend=backend)
+    assert message in str(caught.value)
 
 
 def test_every_violation_is_reported_at_once(tmp_path: Path) -> None:
