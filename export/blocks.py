@@ -15,7 +15,7 @@ from tandemrt.export.rope import Rope
 from tandemrt.export.spec import ModelSpec
 from tandemrt.export.weights import Weights
 
-Lowering = Literal["length", "mask"]
+Lowering = Literal["length", "mask", "paged"]
 
 
 @dataclass(frozen=True)

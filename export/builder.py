@@ -78,6 +78,26 @@ class GraphBuilder:
             self._infer(node)
         return tuple(results)
 
+    def custom(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        domain: str,
+        outputs: Sequence[tuple[str, Sequence[int | str]] | None],
+        **attributes: Attribute,
+    ) -> tuple[ir.Value, ...]:
+        """Append a node of another domain, whose outputs are typed by the caller: dtype and shape.
+
+        None is an output that nobody asks for; it is left out of what is returned.
+        """
+        results = self.ops(op_type, *inputs, outputs=len(outputs), domain=domain, **attributes)
+        for value, said in zip(results, outputs, strict=True):
+            if said is None:
+                value.name = ""
+            else:
+                value.dtype, value.shape = _DTYPES[said[0]], ir.Shape(said[1])
+        return tuple(value for value, said in zip(results, outputs, strict=True) if said is not None)
+
     def cast(self, value: ir.Value, dtype: str) -> ir.Value:
         """``value`` in ``dtype``; the value itself if it is in it already."""
         wanted = _DTYPES[dtype]

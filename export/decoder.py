@@ -5,7 +5,7 @@ from typing import get_args
 import onnx_ir as ir
 
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
-from tandemrt.export import blocks
+from tandemrt.export import blocks, paged
 from tandemrt.export.blocks import Cache, Lowering, Place
 from tandemrt.export.builder import GraphBuilder
 from tandemrt.export.checkpoint import Checkpoint
@@ -27,24 +27,52 @@ def build_decoder(
     ``dtype`` is the compute dtype (float32, float16, bfloat16); tensors stored otherwise are cast. ``capacity`` is
     the number of tokens a cache row holds, slack for the padded tail of the last window included: a row must keep
     ``write_index + query <= capacity``. ``attention`` is the lowering: *length* tells the operator how many cache
-    entries count, *mask* gives it a boolean mask; both compute the same. ``weights_dir`` is the folder, relative to
-    the graph file, where the checkpoint's safetensors will lie.
+    entries count, *mask* gives it a boolean mask, *paged* has a paged cache and operators of the project's own, to
+    be cut at; all compute the same. ``weights_dir`` is the folder, relative to the graph file, where the checkpoint's
+    safetensors will lie.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says,
-    and for a capacity beyond the model's sliding window; BadRecipe for an unknown dtype or lowering.
+    and, unless paged, for a capacity beyond the model's sliding window; BadRecipe for an unknown dtype or lowering.
     """
     _check(spec, dtype, capacity, attention)
-    names = spec.contract(capacity=capacity, dtype=dtype)
+    paged_cache = attention == "paged"
+    names = spec.contract(capacity=capacity, dtype=dtype, cache="paged" if paged_cache else "linear")
     b = GraphBuilder("decoder")
     w = Weights(checkpoint, b, dtype, weights_dir)
     given = {binding.name: b.input(binding) for binding in names.inputs}
-    tokens, index, rows = given["token_ids"], given["write_index"], given["score_rows"]
 
     with b.scope("embedding"):
         table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
-        hidden = b.cast(b.op("Gather", table, tokens), dtype)
+        hidden = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
+    if paged_cache:
+        picked, made = paged.stack(b, hidden, w, spec, given, capacity=capacity)
+    else:
+        picked, made = _stack(b, hidden, w, spec, given, capacity=capacity, attention=attention)
+    with b.scope("head"):
+        head = "model.embed_tokens" if spec.tied else "lm_head"
+        made["logits"] = blocks.linear(b, picked, w, head, spec.vocab)
+    for binding in names.outputs:
+        b.output(binding, made[binding.name])
+    if spec.tied:
+        w.same("lm_head.weight", "model.embed_tokens.weight")
+    w.finish()
+    return b.model(paged.functions(spec) if paged_cache else ())
+
+
+def _stack(
+    b: GraphBuilder,
+    hidden: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    given: dict[str, ir.Value],
+    *,
+    capacity: int,
+    attention: Lowering,
+) -> tuple[ir.Value, dict[str, ir.Value]]:
+    """All layers and the last norm over a linear cache: [batch, rows, hidden] and the caches afterwards."""
+    tokens, index, rows = given["token_ids"], given["write_index"], given["score_rows"]
     with b.scope("place"):
-        at = blocks.place(b, tokens, index, spec.rope, capacity=capacity, dtype=dtype, lowering=attention)
+        at = blocks.place(b, tokens, index, spec.rope, capacity=capacity, dtype=w.dtype, lowering=attention)
     made: dict[str, ir.Value] = {}
     for layer in range(spec.layers):
         past = Cache(given[f"past_key.{layer}"], given[f"past_value.{layer}"])
@@ -54,14 +82,7 @@ def build_decoder(
     with b.scope("head"):
         # Rows are picked before the norm and the head, so that only rows somebody reads cost a product.
         picked = blocks.rms_norm(b, blocks.pick_rows(b, hidden, rows), w, "model.norm", spec.norm_eps)
-        head = "model.embed_tokens" if spec.tied else "lm_head"
-        made["logits"] = blocks.linear(b, picked, w, head, spec.vocab)
-    for binding in names.outputs:
-        b.output(binding, made[binding.name])
-    if spec.tied:
-        w.same("lm_head.weight", "model.embed_tokens.weight")
-    w.finish()
-    return b.model()
+    return picked, made
 
 
 def _layer(
@@ -83,8 +104,8 @@ def _check(spec: ModelSpec, dtype: str, capacity: int, attention: str) -> None:
         raise BadRecipe(f"attention should be one of {', '.join(get_args(Lowering))}, it is {attention!r}")
     if capacity < 1:
         raise BadRecipe(f"capacity should be at least 1 token, it is {capacity}")
-    if spec.window is not None and capacity > spec.window:
+    if attention != "paged" and spec.window is not None and capacity > spec.window:
         raise BadCheckpoint(
-            f"config.json: sliding_window is {spec.window} and the capacity {capacity}; sliding-window attention is "
-            "not implemented, so the cache may hold at most the window: lower the length limit"
+            f"config.json: sliding_window is {spec.window} and the capacity {capacity}; sliding-window attention needs "
+            "a paged cache, so a row of this one may hold at most the window: lower the length limit"
         )

@@ -34,8 +34,8 @@ IRRELEVANT = {
 class ModelSpec:
     """A decoder-only transformer with grouped-query attention, rotary positions, RMS norms and a gated MLP.
 
-    ``window``: attention reaches back this many tokens, or None for all of them. ``max_length`` is the length the
-    model was trained for.
+    ``window``: in the layers that ``windowed`` says, attention reaches back this many tokens, a token's own included;
+    None if there are no such layers. ``max_length`` is the length the model was trained for.
     """
 
     family: str
@@ -55,6 +55,7 @@ class ModelSpec:
     out_bias: bool
     mlp_bias: bool
     window: int | None
+    windowed: tuple[bool, ...]
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelSpec":
@@ -75,6 +76,7 @@ class ModelSpec:
             raise BadCheckpoint(f"config.json: head_dim should be even for rotary embedding, it is {head_dim}")
         max_length, layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers")
         bias = _biases(fields, family)
+        window, windowed = _window(fields, family, layers)
         spec = cls(
             family=family,
             layers=layers,
@@ -92,7 +94,8 @@ class ModelSpec:
             qkv_bias=bias[0],
             out_bias=bias[1],
             mlp_bias=bias[2],
-            window=_window(fields, family, layers),
+            window=window,
+            windowed=windowed,
         )
         fields.finish()
         return spec
@@ -133,23 +136,27 @@ def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:
     return attention, attention, family == "llama" and fields.flag("mlp_bias", False)
 
 
-def _window(fields: Fields, family: str, layers: int) -> int | None:
-    """The sliding window, if any layer uses one."""
-    kinds = fields.get("layer_types", ["full_attention"] * layers) if family in ("qwen2", "qwen3") else []
-    strange = sorted(set(map(str, kinds)) - {"full_attention", "sliding_attention"})
-    if strange or (kinds and len(kinds) != layers):
+def _window(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    """The sliding window, if any layer uses one, and for each layer whether it does."""
+    kinds = fields.get("layer_types") if family in ("qwen2", "qwen3") else None
+    strange = sorted(set(map(str, kinds or [])) - {"full_attention", "sliding_attention"})
+    if kinds is not None and (strange or len(kinds) != layers):
         raise BadCheckpoint(
             f"config.json: layer_types should name full_attention or sliding_attention for each of {layers} layers, "
             f"it has {len(kinds)} entries and {strange or 'no others'}"
         )
     window = fields.get("sliding_window")
-    if family == "mistral" and "sliding_window" not in fields.data:
-        return 4096  # what transformers takes where the field is absent; null is what switches it off
     if family == "mistral":
-        sliding = window is not None
+        if "sliding_window" not in fields.data:
+            return 4096, (True,) * layers  # what transformers takes where the field is absent; null switches it off
+        windowed = [window is not None] * layers
     elif family in ("qwen2", "qwen3"):
-        sliding = fields.flag("use_sliding_window", False) or "sliding_attention" in kinds
+        on, first = fields.flag("use_sliding_window", False), fields.get("max_window_layers", 28)
+        # Configs from before layer_types say it by the first layer that has a window.
+        windowed = (
+            [kind == "sliding_attention" for kind in kinds] if kinds else [on and i >= first for i in range(layers)]
+        )
     else:
         fields.only("sliding_window", None)
-        sliding = False
-    return fields.integer("sliding_window") if sliding else None
+        windowed = [False] * layers
+    return fields.integer("sliding_window") if any(windowed) else None, tuple(windowed)

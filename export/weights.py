@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 import onnx_ir as ir
@@ -30,24 +31,30 @@ class Weights:
 
     def stored(self, name: str, shape: Sequence[int]) -> ir.Value:
         """The tensor as it is stored. Raises BadCheckpoint if it is missing, of another shape or quantized."""
-        tensor = self._find(name)
-        if tensor.shape != tuple(shape):
-            raise BadCheckpoint(
-                f"{tensor.file}: tensor {name!r} should have shape {list(shape)} by config.json, "
-                f"it has {list(tensor.shape)}"
-            )
-        if tensor.dtype not in COMPUTE_DTYPES:
-            raise BadCheckpoint(
-                f"{tensor.file}: tensor {name!r} should be {', '.join(COMPUTE_DTYPES)}, it is {tensor.dtype}; "
-                "quantized checkpoints are not supported"
-            )
-        self._used.add(name)
-        location = str(self.folder / tensor.file.name)
-        return self.builder.external(name, tensor.dtype, shape, location, tensor.offset, tensor.nbytes)
+        tensor = self._claim(name, shape)
+        return self._external(name, tensor.dtype, shape, tensor, tensor.nbytes)
 
     def __call__(self, name: str, shape: Sequence[int]) -> ir.Value:
         """The tensor in the compute dtype: a Cast right behind the initializer if it is stored in another."""
         return self.builder.cast(self.stored(name, shape), self.dtype)
+
+    def stacked(self, names: Sequence[str], rows: Sequence[int], shape: Sequence[int] = ()) -> ir.Value:
+        """Tensors [rows_i, *shape] as one, in the compute dtype and in this order.
+
+        One initializer where the file holds them one behind the other, as files sorted by name do for gate and up;
+        else a Concat, which engines fold when they load: a copy of these weights.
+        """
+        parts = [self._claim(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
+        adjacent = all(
+            (one.file, one.offset + one.nbytes, one.dtype) == (two.file, two.offset, two.dtype)
+            for one, two in pairwise(parts)
+        )
+        if adjacent:
+            nbytes = sum(part.nbytes for part in parts)
+            whole = self._external("+".join(names), parts[0].dtype, (sum(rows), *shape), parts[0], nbytes)
+            return self.builder.cast(whole, self.dtype)
+        values = [self(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
+        return self.builder.op("Concat", *values, axis=0)
 
     def same(self, copy: str, name: str) -> None:
         """Accept ``copy``, if the checkpoint has it, as a copy of ``name``. Raises BadCheckpoint if it differs."""
@@ -71,6 +78,25 @@ class Weights:
                 f"describes: {shown}; the config and the weights do not belong together, or the model "
                 "has parts that the exporter does not implement"
             )
+
+    def _claim(self, name: str, shape: Sequence[int]) -> StoredTensor:
+        tensor = self._find(name)
+        if tensor.shape != tuple(shape):
+            raise BadCheckpoint(
+                f"{tensor.file}: tensor {name!r} should have shape {list(shape)} by config.json, "
+                f"it has {list(tensor.shape)}"
+            )
+        if tensor.dtype not in COMPUTE_DTYPES:
+            raise BadCheckpoint(
+                f"{tensor.file}: tensor {name!r} should be {', '.join(COMPUTE_DTYPES)}, it is {tensor.dtype}; "
+                "quantized checkpoints are not supported"
+            )
+        self._used.add(name)
+        return tensor
+
+    def _external(self, name: str, dtype: str, shape: Sequence[int], first: StoredTensor, nbytes: int) -> ir.Value:
+        location = str(self.folder / first.file.name)
+        return self.builder.external(name, dtype, shape, location, first.offset, nbytes)
 
     def _find(self, name: str) -> StoredTensor:
         if name not in self.checkpoint.tensors:

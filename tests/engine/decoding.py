@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
+from tandemrt.engines.contract import blocks_of
 from tandemrt.export.blocks import Lowering
 from tandemrt.export.builder import save_model
 from tandemrt.export.checkpoint import Checkpoint
@@ -98,15 +99,23 @@ class Decoder:
         spec = ModelSpec.from_hf(checkpoint.config)
         self.path = folder / f"{attention}-{dtype}.onnx"
         save_model(build_decoder(spec, checkpoint, dtype=dtype, capacity=capacity, attention=attention), self.path)
-        self.contract = spec.contract(capacity=capacity, dtype=dtype)
+        self.paged = attention == "paged"
+        self.contract = spec.contract(capacity=capacity, dtype=dtype, cache="paged" if self.paged else "linear")
         self.device = device
         self.engine = OnnxRuntimeEngine.open(self.path, self.contract, device=device, threads=1)
         self.dtype = getattr(torch, dtype)
         # A float16 key of 3e4 would overflow in the product with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}
+        per_row = blocks_of(capacity)
+        # Rows own blocks in no order; block 0 belongs to nobody.
+        order = 1 + torch.randperm(batch * per_row, generator=torch.Generator().manual_seed(5), dtype=torch.int32)
+        self.table = order.reshape(batch, per_row)
         self.caches = {
             binding.name: torch.full(
-                binding.resolve({"batch": batch}), poison[binding.name.split(".")[0]], dtype=self.dtype, device=device
+                binding.resolve({"batch": batch, "blocks": 1 + batch * per_row}),
+                poison[binding.name.split(".")[0]],
+                dtype=self.dtype,
+                device=device,
             )
             for binding in self.contract.inputs
             if binding.name.startswith("past_")
@@ -117,6 +126,8 @@ class Decoder:
         vocab = int(self.contract["logits"].shape[2])
         logits = torch.full((*rows.shape, vocab), float("nan"), dtype=self.dtype, device=self.device)
         named = {"token_ids": tokens, "write_index": torch.tensor(index), "score_rows": rows}
+        if self.paged:
+            named["block_table"] = self.table
         on_device = {name: tensor.to(self.device) for name, tensor in named.items()}
         return self.engine.bind(on_device | {"logits": logits} | self.caches), logits
 

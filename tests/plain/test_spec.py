@@ -160,10 +160,29 @@ def test_sliding_windows_are_read_where_a_family_has_them():
     silent = config("MistralForCausalLM")
     del silent["sliding_window"]
     assert ModelSpec.from_hf(silent).window == MistralConfig.from_dict(silent).sliding_window == 4096
-    assert ModelSpec.from_hf(config("Qwen3ForCausalLM", use_sliding_window=True, sliding_window=512)).window == 512
+    qwen3 = {"architecture": "Qwen3ForCausalLM", "use_sliding_window": True, "layer_types": None}
+    assert ModelSpec.from_hf(config(**qwen3, sliding_window=512)).window == 512
     with pytest.raises(BadCheckpoint, match="sliding_window should be a whole number"):
-        ModelSpec.from_hf(config("Qwen3ForCausalLM", use_sliding_window=True))
+        ModelSpec.from_hf(config(**qwen3))
     with pytest.raises(BadCheckpoint, match=r"layer_types should name .*linear_attention"):
         ModelSpec.from_hf(config("Qwen3ForCausalLM", layer_types=["linear_attention"] * 32))
     with pytest.raises(BadCheckpoint, match=r"for each of 32 layers, it has 3 entries"):
         ModelSpec.from_hf(config("Qwen3ForCausalLM", layer_types=["full_attention"] * 3))
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_window_layers": 2},
+        {"use_sliding_window": False},
+        {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        {"layer_types": ["full_attention"] * 4},
+    ],
+)
+def test_the_layers_that_have_a_window_are_those_of_transformers(architecture, fields):
+    fields = {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 512} | fields
+    theirs = CONFIGS[architecture](**fields)
+    found = ModelSpec.from_hf({"architectures": [architecture], **config(architecture, layer_types=None), **fields})
+    expected = tuple(kind == "sliding_attention" for kind in theirs.layer_types)
+    assert (found.windowed, found.window) == (expected, 512 if any(expected) else None)
