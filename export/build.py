@@ -12,7 +12,7 @@ from tandemrt.engines.digest import combined_digest, file_digest
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
 from tandemrt.export.builder import save_model
-from tandemrt.export.compile.backends import attention_of, compile_graph
+from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph
 from tandemrt.export.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.staging import check_destination, place, staged
@@ -36,9 +36,16 @@ class BuildReport:
 
 
 def build(
-    recipe: Recipe, out: Path, *, force: bool = False, progress: Callable[[str], None] | None = None
+    recipe: Recipe,
+    out: Path,
+    *,
+    force: bool = False,
+    progress: Callable[[str], None] | None = None,
+    compiling: CompileOptions = DEFAULTS,
 ) -> BuildReport:
     """Build the bundle of ``recipe`` at ``out``; ``progress`` hears the title of each step as it begins.
+
+    ``compiling`` says where a compiler keeps its timings and who hears of its own progress within a step.
 
     The bundle appears when it is whole: a build that fails leaves nothing behind, and what was at ``out`` as it was.
     An earlier build of the same name is replaced, one of another name only with ``force``, anything else never.
@@ -59,7 +66,7 @@ def build(
         for graph in graphs(recipe, models, attention_of(recipe)):
             with clock.step(f"Build, compile and check {graph.file}"):
                 save_model(graph.make(), folder / graph.file)
-                engines[graph.name] = compile_graph(graph, recipe, folder)
+                engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
         with clock.step("Take the digest of every file"):
             files = _files(folder)
         manifest = Manifest(

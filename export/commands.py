@@ -27,17 +27,38 @@ def build(
     force: Annotated[
         bool, typer.Option("--force", help="Also replace a bundle that was built under another name.")
     ] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Build for this backend instead of the recipe's [backend] section; tensorrt-rtx: for every compute "
+            "capability it knows."
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Compute in this type instead of the recipe's, in target and draft.")
+    ] = None,
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option(help="File where TensorRT keeps what it measures. Default: one per GPU in your cache folder."),
+    ] = None,
 ) -> None:
     """Build the bundle of RECIPE. An earlier build of the same recipe name is replaced once the new one is whole."""
     # The exporter's imports take a second; they are loaded by the commands that need them.
     from tandemrt.engines.recipe import Recipe, locate
     from tandemrt.export.build import build as build_bundle
+    from tandemrt.export.compile.backends import CompileOptions
     from tandemrt.export.progress import Progress
     from tandemrt.export.report import print_build
 
-    wanted = Recipe.load(locate(recipe))
+    wanted = Recipe.load(locate(recipe), backend=backend, dtype=dtype)
     with Progress() as progress:
-        report = build_bundle(wanted, out or default_out(wanted.name), force=force, progress=progress.begin)
+        report = build_bundle(
+            wanted,
+            out or default_out(wanted.name),
+            force=force,
+            progress=progress.begin,
+            compiling=CompileOptions(timing_cache, progress.detail),
+        )
     print_build(report)
 
 

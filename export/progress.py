@@ -23,6 +23,10 @@ class Progress:
         self._title, self._start = title, time.perf_counter()
         self._status.update(escape(title))
 
+    def detail(self, phase: str, done: int, total: int) -> None:
+        """Show how far a phase of the running step is. The step's own title stays in front."""
+        self._status.update(escape(f"{self._title}: {phase}, {done} of {total}"))
+
     def __enter__(self) -> "Progress":
         self._status.start()
         return self

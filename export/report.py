@@ -14,6 +14,7 @@ from tandemrt.engines.contract import Contract
 from tandemrt.engines.manifest import EngineName, Manifest, Marker
 from tandemrt.export.build import BuildReport
 from tandemrt.export.compile.onnxruntime import differences
+from tandemrt.export.compile.tensorrt_summary import summaries
 from tandemrt.export.progress import console
 
 
@@ -44,6 +45,8 @@ def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
         console.print(_pairs(f"{name}: model", {key: _short(value) for key, value in spec.items()}))
     for engine, entry in manifest.engines.items():
         console.print(_bindings(engine, entry.contract))
+    for title, rows in summaries(bundle):
+        console.print(_pairs(title, rows))
     console.print(_limits(manifest))
     console.print(_vocabulary(manifest))
     console.print(_files(manifest))

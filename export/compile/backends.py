@@ -14,6 +14,7 @@ from tandemrt.export.compile.tensorrt import build_engine
 from tandemrt.export.compile.tensorrt_listeners import Progress
 from tandemrt.export.compile.tensorrt_profiles import Profile, decoder_profiles
 from tandemrt.export.graphs import Graph
+from tandemrt.export.segments import cut
 
 DECODERS = ("target", "draft")
 
@@ -21,9 +22,11 @@ DECODERS = ("target", "draft")
 def attention_of(recipe: Recipe) -> Lowering:
     """Return the lowering of attention that the recipe's backend was seen to run right.
 
-    On a CUDA device the length form is the faster one; the mask form is the one whose text was compared there
-    (docs/benchmarks.md).
+    On a CUDA device the length form of a linear cache is the faster one; the mask form is the one whose text was
+    compared there (docs/benchmarks.md).
     """
+    if recipe.cache == "paged":
+        return "paged"
     return "length" if recipe.backend.name == "onnxruntime-cpu" else "mask"
 
 
@@ -35,7 +38,10 @@ class CompileOptions:
     progress: Progress | None = None
 
 
-def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions = CompileOptions()) -> Engine:
+DEFAULTS = CompileOptions()
+
+
+def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions = DEFAULTS) -> Engine:
     """Compile a saved graph of the bundle in ``folder`` and return its entry.
 
     Raises InternalError when the graph breaks its contract, BackendUnavailable when the backend cannot build here.
@@ -48,7 +54,10 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     if recipe.backend.name == "onnxruntime-cpu":
         onnxruntime.require_session(folder / graph.file)
         return _entry(graph, graph.file, recipe.backend.name, "cpu")
-    return _entry(graph, graph.file, recipe.backend.name, "cuda")
+    entry = _entry(graph, graph.file, recipe.backend.name, "cuda")
+    if graph.name in DECODERS and recipe.cache == "paged":
+        return entry.model_copy(update={"segments": cut(folder / graph.file, folder)})
+    return entry
 
 
 def _tensorrt(

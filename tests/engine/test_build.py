@@ -184,7 +184,7 @@ def test_a_tensorrt_rtx_bundle_holds_engines_beside_their_graphs(tmp_path: Path)
         engine = bundle.engine(name)
         assert (engine.file, engine.target) == (f"{name}/model.engine", "sm_86+sm_120")
         assert {f"{name}/model.onnx", f"{name}/model.safetensors"} <= set(bundle.manifest.files)
-    assert bundle.engine("verify").backend == "onnxruntime-cpu"
+    assert bundle.engine("verify").backend == "onnxruntime-cuda", "the GPU that runs the engines verifies as well"
 
 
 def test_a_draft_with_logits_of_another_width_is_refused(copy: Path) -> None:

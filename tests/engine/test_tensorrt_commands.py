@@ -1,0 +1,71 @@
+"""``export build --backend`` and what ``export inspect`` tells of the engines it made."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandemrt.cli import main
+from tests.makers import tiny_checkpoint, write_recipe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("commands")
+    tiny_checkpoint(folder / "target", layers=1, head_dim=32)
+    write_recipe(folder / "tiny.toml", target=folder / "target")
+    return folder
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command line in ``folder`` and return exit code, standard output and standard error, in single spaces."""
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tandemrt", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), re.sub(r"\s+", " ", captured.out), re.sub(r"\s+", " ", captured.err)
+
+    return run
+
+
+def test_a_recipe_for_a_cpu_builds_for_rtx_gpus_when_asked_to(run) -> None:
+    code, out, err = run("export", "build", "tiny.toml", "--backend", "tensorrt-rtx", "--dtype", "float16")
+    assert (code, err) == (0, "")
+    code, out, _ = run("export", "inspect", "tiny")
+    assert code == 0
+    assert "native layers 1 attention, 2 cache update, 2 rotary embedding" in out
+    assert "built for sm_75+sm_80+sm_86+sm_89+sm_120+sm_121" in out
+    assert "profile prefill token_ids [1-4 (best 1), 1-16]" in out
+    assert "everything holds" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--backend", "tensorrt-rtx"), "float16 or bfloat16 when backend.name is 'tensorrt-rtx'"),
+        (
+            ("--backend", "tensorrt-xl"),
+            "backend.name: must be one of 'onnxruntime-cpu', ",
+        ),
+        (("--dtype", "int8"), "target.dtype: must be 'float32', 'float16' or 'bfloat16'; got 'int8'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_built(run, folder: Path, options, message) -> None:
+    code, _, err = run("export", "build", "tiny.toml", "--out", "refused", *options)
+    assert code == 2
+    assert message in err
+    assert not (folder / "refused").exists()
+
+
+def test_tensorrt_that_is_not_installed_is_named_with_what_installs_it(run, folder: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    code, _, err = run("export", "build", "tiny.toml", "--out", "none", "--backend", "tensorrt", "--dtype", "float16")
+    assert code == 2
+    assert "needs the module tensorrt, which cannot be imported" in err
+    assert "pip install 'tandemrt[tensorrt]'" in err
+    assert not (folder / "none").exists()
