@@ -22,11 +22,18 @@ class Admission:
     """Knows the bundle's limits, markers and vocabulary, and holds every request against them."""
 
     def __init__(
-        self, bundle: Bundle, tokenizer: PreTrainedTokenizerBase, *, window: int, grammar_timeout_s: float
+        self,
+        bundle: Bundle,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        window: int,
+        cache_tokens: int | None,
+        grammar_timeout_s: float,
     ) -> None:
         self._bundle = bundle
         self._tokenizer = tokenizer
         self._window = window
+        self._cache_tokens = cache_tokens  # None: every slot has room for the engine's length
         vocabulary = vocabulary_from_tokenizer(tokenizer, bundle.vocab)
         self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
 
@@ -47,6 +54,12 @@ class Admission:
                 f"window: this runtime drafts at most {self._window} tokens per round, received {params.window}"
             )
         max_tokens = room if params.max_tokens is None else params.max_tokens
+        needed = len(ids) + max_tokens + self._window + 1
+        if self._cache_tokens is not None and needed > self._cache_tokens:
+            raise BadRequest(
+                f"max_tokens: prompt ({len(ids)}), output ({max_tokens}) and a window ({self._window + 1}) need room "
+                f"for {needed} tokens and the whole cache has {self._cache_tokens}; ask for fewer or raise cache_tokens"
+            )
         return Request(
             ids,
             params,

@@ -1,4 +1,4 @@
-"""A device's clock: marks in its order of work, and the only place where the host waits for it."""
+"""A device's clock: marks in its order of work, a second stream for copies, and the only place where the host waits."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,13 +10,16 @@ import torch
 class Clock:
     """The order of work on one device: marks in it, and waits for them.
 
-    On a CPU work is done when it returns, so a wait costs nothing but is counted.
+    Copies to and from the host travel on a stream of their own, beside the work. On a CPU work is done when it
+    returns, so a wait costs nothing but is counted.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.waits = 0
-        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._cuda = device.type == "cuda"
+        self._stream: Any = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
+        self._copies: Any = torch.cuda.Stream(device) if self._cuda else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -28,16 +31,28 @@ class Clock:
                 with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
                     yield
 
-    def mark(self) -> Any:
-        """Mark the work enqueued so far."""
-        if self.device.type != "cuda":
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+    @contextmanager
+    def copies(self, *, behind: bool) -> Iterator[None]:
+        """Enqueue copies on the second stream: ``behind`` the work enqueued so far, or beside it."""
+        if not self._cuda:
+            yield
+            return
+        if behind:
+            self._copies.wait_event(_event(self._stream))
+        with torch.cuda.stream(self._copies):
+            yield
+
+    def mark_copies(self) -> Any:
+        """Mark the copies enqueued so far."""
+        return _event(self._copies) if self._cuda else None
+
+    def join(self) -> None:
+        """Let work that is enqueued from now on wait for the copies enqueued so far."""
+        if self._cuda:
+            self._stream.wait_event(_event(self._copies))
 
     def wait(self, mark: Any) -> None:
-        """Block the host until the marked work is done."""
+        """Block the host until what was marked is done."""
         self.waits += 1
         if mark is not None:
             mark.synchronize()
@@ -55,3 +70,9 @@ def upload(values: Sequence[float], target: torch.Tensor) -> None:
     """
     pin = target.device.type == "cuda"
     target.copy_(torch.tensor(values, dtype=target.dtype, pin_memory=pin), non_blocking=True)
+
+
+def _event(stream: Any) -> Any:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event

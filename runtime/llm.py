@@ -1,7 +1,7 @@
 """The Python face: open a bundle, generate, stream."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -28,11 +28,16 @@ class LLM:
     Args:
         bundle: folder written by ``tandemrt export build``.
         device: "cpu", "cuda" or "cuda:N"; None takes the device the bundle was built for.
-        window: drafted tokens per round, at most the bundle's (None: the bundle's; 0: no speculation).
+        window: drafted tokens per round, at most the bundle's (None: the bundle's; 0: no speculation), or a table
+            {requests: window} whose entries hold from their number of running requests on: {1: 4, 33: 2}.
         overlap: run the target while the host commits and fills; None: on a GPU. The tokens are the same.
         threads: CPU threads per engine; None: one per core.
         queue_limit: requests that may wait for a slot.
         grammar_timeout_s: the longest a grammar may take to compile.
+        cache_tokens: tokens that a paged cache holds for all requests together; a request waits for room for its
+            prompt and ``max_tokens``. None: room for every slot at the bundle's full length.
+        cuda_graphs: replay the pieces of a round as CUDA graphs; False is for finding faults.
+        profile: measure the device's time by piece (``metrics.device_ms_per_round``).
 
     Raises BadBundle or BackendUnavailable if the bundle cannot run here. Requests may be sent from several threads;
     ``close`` (or leaving a ``with`` block) cancels what is running.
@@ -43,19 +48,34 @@ class LLM:
         bundle: str | Path,
         *,
         device: str | torch.device | None = None,
-        window: int | None = None,
+        window: int | Mapping[int, int] | None = None,
         overlap: bool | None = None,
         threads: int | None = None,
         queue_limit: int = 256,
         grammar_timeout_s: float = 10.0,
+        cache_tokens: int | None = None,
+        cuda_graphs: bool = True,
+        profile: bool = False,
     ) -> None:
         self.bundle = Bundle.open(bundle)
         self.tokenizer = AutoTokenizer.from_pretrained(self.bundle.tokenizer_dir)
         self._loop = assemble(
-            self.bundle, device=device, window=window, overlap=overlap, threads=threads, queue_limit=queue_limit
+            self.bundle,
+            device=device,
+            window=window,
+            overlap=overlap,
+            threads=threads,
+            queue_limit=queue_limit,
+            cache_tokens=cache_tokens,
+            cuda_graphs=cuda_graphs,
+            profile=profile,
         )
         self._admission = Admission(
-            self.bundle, self.tokenizer, window=self._loop.drafter.window, grammar_timeout_s=grammar_timeout_s
+            self.bundle,
+            self.tokenizer,
+            window=self._loop.drafter.window,
+            cache_tokens=self._loop.room.tokens,
+            grammar_timeout_s=grammar_timeout_s,
         )
         self._worker = Worker(self._loop)
 

@@ -4,7 +4,7 @@
 
     device                              host
     propose the drafts of round r
-    copy tokens r-1, drafts r ──mark──► the one wait
+    copy tokens r-1, drafts r ──mark──► the one wait       (copies travel on a second stream)
     target on window + 1 rows           commit round r-1: text, streams, ends of requests
                                         fill the masks of round r
     verify ◄──────masks, draft lengths──┘
@@ -16,13 +16,17 @@ that turns out to be finished leaves its last rows to be masked out, which emits
 launched when all of the host's work is done; the tokens are the same.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tandemrt.engines.errors import InternalError
 from tandemrt.plugins.operators import Rule
-from tandemrt.runtime.buffers import RoundBuffers
+from tandemrt.runtime.buckets import bucket
+from tandemrt.runtime.buffers import Buffer, RoundBuffers
+from tandemrt.runtime.cache import Room
 from tandemrt.runtime.device import Clock, upload
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.metrics import Metrics
@@ -30,6 +34,10 @@ from tandemrt.runtime.request import Request
 from tandemrt.runtime.scheduler import Scheduler
 from tandemrt.runtime.slots import SlotState
 from tandemrt.runtime.tandem import Tandem
+from tandemrt.runtime.timeline import Timeline
+from tandemrt.runtime.windows import Windows
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,12 @@ class Loop:
         drafter: Drafter,
         scheduler: Scheduler,
         clock: Clock,
+        room: Room,
+        metrics: Metrics,
+        timeline: Timeline,
         *,
+        slots: int,
+        windows: Windows,
         prefill_chunk: int,
         overlap: bool,
     ) -> None:
@@ -59,8 +72,12 @@ class Loop:
         self.drafter = drafter
         self.scheduler = scheduler
         self.overlap = overlap
-        self.metrics = Metrics(accepted=[0] * drafter.window)
+        self.metrics = metrics
         self.clock = clock
+        self.room = room
+        self._timeline = timeline
+        self._slots = slots
+        self._windows = windows
         self._buffers: RoundBuffers = tandem.buffers
         self._state: SlotState = tandem.state
         self._chunk = prefill_chunk
@@ -69,24 +86,24 @@ class Loop:
     def step(self) -> None:
         """One round, and the commit of the one before it."""
         self._leave()
-        with self.metrics.timed("prefill"):
+        with self.metrics.timed("prefill"), self._timeline.span("prefill"):
             self._join()
         rows = {slot: r for slot, r in self.scheduler.slots() if r.prefilled == r.prefill_end}
         if not rows and self._last is None:
+            self._timeline.pause()
             return
-        batch = max(rows, default=-1) + 1
-        window = min(self.drafter.window, max((r.window for r in rows.values()), default=0))
+        batch, window = self._shape(rows)
+        filters = any(request.filters for request in rows.values())
         early = self.overlap and self.drafter.ahead
         laws = None
 
-        if rows and window and self.drafter.ahead:
-            with self.metrics.timed("propose"):
-                laws = self.drafter.propose(rows, batch, window)
-        self._fetch(batch, window if rows and self.drafter.ahead else 0)
-        mark = self.clock.mark()
+        if self.drafter.ahead and window:
+            laws = self._propose(rows, batch, window, filters)
+        elif self.drafter.ahead:
+            self.drafter.skip(rows)
+        mark = self._fetch(batch, window if self.drafter.ahead else 0)
         if rows and early:
-            with self.metrics.timed("target"):
-                self.tandem.score(batch, window)
+            self._score(batch, window)
         with self.metrics.timed("wait"):
             self.clock.wait(mark)
         with self.metrics.timed("commit"):
@@ -96,19 +113,18 @@ class Loop:
         if not rows:
             return
         if window and not self.drafter.ahead:
-            with self.metrics.timed("propose"):
-                laws = self.drafter.propose(rows, batch, window)
+            laws = self._propose(rows, batch, window, filters)
         if self.overlap and not early:
-            with self.metrics.timed("target"):
-                self.tandem.score(batch, window)
+            self._score(batch, window)
         with self.metrics.timed("fill"):
             usable = self._fill(rows, batch, window)
         if not self.overlap:
-            with self.metrics.timed("target"):
-                self.tandem.score(batch, window)
-        with self.metrics.timed("verify"):
-            self.tandem.verify(batch, window, laws)
+            self._score(batch, window)
+        self.clock.join()
+        with self.metrics.timed("verify"), self._timeline.span("verify"):
+            self.tandem.verify(batch, window, laws, filters=filters)
         self._last = Round(rows, batch, window, usable)
+        self._timeline.collect()
         self.metrics.rounds += 1
         self.metrics.waits = self.clock.waits
 
@@ -116,7 +132,10 @@ class Loop:
         """End every request in a slot: an engine failed, so none of them can go on."""
         self._last = None
         for slot, request in self.scheduler.slots():
-            self._end(slot, request, "error", failure=error)
+            try:
+                self._end(slot, request, "error", failure=error)
+            except Exception:  # a device that is gone refuses this as well
+                log.exception("slot %d could not be emptied", slot)
 
     def _leave(self) -> None:
         """Requests that were cancelled or ran out of time leave, from the slots and from the queue."""
@@ -131,7 +150,7 @@ class Loop:
 
     def _join(self) -> None:
         """Waiting requests join free slots; prompts go into the caches, ``prefill_chunk`` tokens a round in all."""
-        for slot, request in self.scheduler.admit():
+        for slot, request in self.scheduler.admit(self._reserve):
             self.metrics.queue_seconds.observe(time.monotonic() - request.submitted)
             self._state.admit(slot, request.slot_params())
             upload(request.prompt, self._buffers.prompts[slot, : len(request.prompt)])
@@ -147,19 +166,41 @@ class Loop:
                 self.metrics.prefilled += count
                 self._place(slot, request)
 
+    def _reserve(self, slot: int, request: Request) -> bool:
+        # All that a request may ever hold, so that it never runs out: the last round writes a whole window, and one
+        # more may be on its way before the host has seen the end.
+        return self.room.reserve(slot, len(request.prompt) + request.max_tokens + self._windows.largest + 1)
+
     def _place(self, slot: int, request: Request) -> None:
         # A slot in prefill is a row of every round as well: it stands at its next prompt token, so what the round
         # writes behind that is written again by the next chunk, and an empty mask keeps it from emitting.
         at = request.prefilled
         self._state.place(slot, length=at, last=request.prompt[at], previous=request.prompt[max(0, at - 1)])
 
-    def _fetch(self, batch: int, window: int) -> None:
-        """Enqueue the copies the host will wait for: the last round's tokens and this round's drafts."""
-        if self._last is not None:
-            self._buffers.tokens.copy_out(self._last.batch, self._last.window + 1)
-            self._buffers.count.copy_out(self._last.batch)
-        if window:
-            self._buffers.draft_tokens.copy_out(batch, window)
+    def _shape(self, rows: Mapping[int, Request]) -> tuple[int, int]:
+        """Rows and drafted tokens of a round's calls. Rows that no request has are masked out."""
+        if not rows:
+            return 0, 0
+        window = min(self._windows.of(len(rows)), max(request.window for request in rows.values()))
+        return bucket(max(rows) + 1, self._slots), window
+
+    def _propose(self, rows: Mapping[int, Request], batch: int, window: int, filters: bool) -> Buffer | None:
+        with self.metrics.timed("propose"), self._timeline.span("propose"):
+            return self.drafter.propose(rows, batch, window, filters=filters)
+
+    def _score(self, batch: int, window: int) -> None:
+        with self.metrics.timed("target"), self._timeline.span("target"):
+            self.tandem.score(batch, window)
+
+    def _fetch(self, batch: int, window: int) -> Any:
+        """Enqueue the copies the host will wait for: the last round's tokens and this round's drafts. Marks them."""
+        with self.clock.copies(behind=True):
+            if self._last is not None:
+                self._buffers.tokens.copy_out(self._last.batch, self._last.window + 1)
+                self._buffers.count.copy_out(self._last.batch)
+            if window:
+                self._buffers.draft_tokens.copy_out(batch, window)
+        return self.clock.mark_copies()
 
     def _commit(self) -> None:
         """The last round's tokens become text."""
@@ -185,7 +226,7 @@ class Loop:
             self.metrics.emitted += len(emitted)
             self._keep(request, len(request.tokens) - before)
             if request.output is not None:
-                self.scheduler.free(slot)
+                self._vacate(slot)
                 self._count(request)
             request.tell()
 
@@ -220,15 +261,23 @@ class Loop:
             self.metrics.drafted += len(draft)
             self.metrics.evaluated += count
             self.metrics.cut_drafts += len(draft) - count
-        self._buffers.bitmask.copy_in(batch, window + 1, self._buffers.words)
-        self._buffers.draft_len.copy_in(batch)
+        with self.clock.copies(behind=False):
+            self._buffers.bitmask.copy_in(batch, window + 1, self._buffers.words)
+            self._buffers.draft_len.copy_in(batch)
         return usable
 
     def _end(self, slot: int, request: Request, reason: str, failure: Exception | None = None) -> None:
         request.finish(reason, failure)
+        try:
+            self._vacate(slot)
+        finally:
+            self._count(request)
+            request.tell()
+
+    def _vacate(self, slot: int) -> None:
         self.scheduler.free(slot)
-        self._count(request)
-        request.tell()
+        self.room.release(slot)
+        self._state.vacate(slot)
 
     def _keep(self, request: Request, count: int) -> None:
         """Count tokens that became text, and how long they took."""

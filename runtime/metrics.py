@@ -10,6 +10,7 @@ from typing import Any
 from tandemrt.runtime.histogram import Histogram
 
 VERBS = ("prefill", "propose", "target", "wait", "commit", "fill", "verify")
+DEVICE = ("prefill", "propose", "target", "verify", "round")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 COUNTS = tuple(range(17))  # windows go up to 16
 
@@ -32,6 +33,11 @@ class Metrics:
     boundaries_inside: int = 0  # reasoning that ended in the middle of what one round emitted
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
+    graphs_captured: int = 0  # pieces of a round that became CUDA graphs
+    graph_replays: int = 0
+    eager_runs: dict[str, int] = field(default_factory=dict)  # pieces that ran without a graph, by reason
+    timed_rounds: int = 0  # with `profile`, and so are these: device seconds by piece, and of whole rounds
+    device_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(DEVICE, 0.0))
     queue_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # from submission to a slot
     time_to_first_token_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # from submission
     inter_token_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # one value per token
@@ -45,6 +51,17 @@ class Metrics:
             yield
         finally:
             self.seconds[verb] += time.perf_counter() - start
+
+    @property
+    def device_ms_per_round(self) -> dict[str, float]:
+        """Milliseconds of a timed round: on each piece, in all (``round``), and with nothing to do (``idle``).
+
+        Empty without ``profile``.
+        """
+        if not self.timed_rounds:
+            return {}
+        ms = {piece: 1e3 * seconds / self.timed_rounds for piece, seconds in self.device_seconds.items()}
+        return ms | {"idle": ms["round"] - sum(ms[piece] for piece in DEVICE if piece != "round")}
 
     def accept(self, count: int) -> None:
         """Count one verified window, of which ``count`` drafted tokens were accepted and kept."""

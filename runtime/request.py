@@ -55,6 +55,7 @@ class Request:
         self.max_tokens = max_tokens
         self.window = window
         self.rule = Rule[params.rule.upper()]
+        self.filters = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
         self.pending_rules = rules  # a grammar is compiled off the loop
         self.constraint: Constraint  # set when the request gets its slot
         self.tokens = list(prompt)

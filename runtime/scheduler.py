@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 from tandemrt.engines.errors import InternalError, QueueFull
 from tandemrt.runtime.request import Request
@@ -22,7 +23,7 @@ class Scheduler:
     def submit(self, request: Request, *, block: bool) -> None:
         """Queue ``request``. With the queue full: wait for room if ``block``, else raise QueueFull.
 
-        Requests that free slots will take in the next round do not count as waiting.
+        Requests that free slots can take in the next round do not count as waiting.
 
         Raises InternalError once the scheduler is closed, also for those who wait for room.
         """
@@ -45,13 +46,19 @@ class Scheduler:
         with self._changed:
             self._changed.notify_all()
 
-    def admit(self) -> list[tuple[int, Request]]:
-        """Give free slots to waiting requests that are ready; one whose grammar is compiling keeps nobody waiting."""
+    def admit(self, reserve: Callable[[int, Request], bool]) -> list[tuple[int, Request]]:
+        """Give free slots to waiting requests that are ready; one whose grammar is compiling keeps nobody waiting.
+
+        ``reserve`` makes room for a request in a slot. If it says that there is none, the request and all behind it
+        wait: who needs much would else wait for ever behind those who need little.
+        """
         admitted = []
         with self._changed:
             free = [slot for slot in range(self._count) if slot not in self._slots]
             ready = [r for r in self._waiting if r.pending_rules.done() and not r.pending_rules.exception()]
             for slot, request in zip(free, ready, strict=False):
+                if not reserve(slot, request):
+                    break
                 self._waiting.remove(request)
                 request.start()
                 self._slots[slot] = request

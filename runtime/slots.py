@@ -22,18 +22,21 @@ class SlotParams:
 class SlotState:
     """One value per slot, structure of arrays, so that the first ``batch`` slots are contiguous views.
 
-    ``length``: tokens of the text in the target's cache. ``last``: the newest token, decided but in no cache yet; it
-    sits at index ``length`` of the text. ``previous``: the token before it.
+    ``length``: tokens of the text in the target's cache. ``newest`` [slots, 2]: the token before the last and the last
+    one, decided but in no cache yet; it sits at index ``length`` of the text. ``position``: of the token that the
+    first row of a window decides, ``length`` + 1.
     """
 
-    INTEGERS = ("length", "last", "previous", "top_k", "seed", "rule", "position")
+    INTEGERS = ("length", "position", "top_k", "seed", "rule")
     FLOATS = ("temperature", "top_p", "min_p")
 
     def __init__(self, slots: int, device: torch.device) -> None:
+        self.newest = torch.zeros(slots, 2, dtype=torch.int64, device=device)
         self._integers = torch.zeros(len(self.INTEGERS), slots, dtype=torch.int64, device=device)
         self._floats = torch.zeros(len(self.FLOATS), slots, dtype=torch.float32, device=device)
         self._rows = dict(zip(self.INTEGERS, self._integers, strict=True))
         self._rows |= dict(zip(self.FLOATS, self._floats, strict=True))
+        self._ramp = torch.arange(2, device=device)
 
     def view(self, name: str, batch: int) -> torch.Tensor:
         """The values of slots [0, batch), shape [batch]."""
@@ -46,18 +49,26 @@ class SlotState:
 
     def admit(self, slot: int, params: SlotParams) -> None:
         """Give ``slot`` to a new request."""
-        upload([params.top_k, params.seed, params.rule], self._integers[3:6, slot])
+        upload([params.top_k, params.seed, params.rule], self._integers[2:5, slot])
         upload([params.temperature, params.top_p, params.min_p], self._floats[:, slot])
 
     def place(self, slot: int, *, length: int, last: int, previous: int) -> None:
         """Say where ``slot`` stands after a part of its prompt went into the caches."""
-        upload([length, last, previous], self._integers[:3, slot])
+        upload([length, length + 1], self._integers[:2, slot])
+        upload([previous, last], self.newest[slot])
+
+    def vacate(self, slot: int) -> None:
+        """Let ``slot`` stand at the beginning, sampling greedily, until a new request gets it."""
+        self._integers[:, slot].zero_()
+        self._floats[:, slot].zero_()
 
     def advance(self, tokens: torch.Tensor, count: torch.Tensor) -> None:
         """Move on by what verification emitted: ``tokens`` [batch, window+1], of which ``count`` [batch] are valid."""
-        length, last, previous = (self.view(name, len(count)) for name in ("length", "last", "previous"))
-        newest = tokens.gather(1, (count - 1).clamp_(min=0)[:, None])[:, 0]
-        before = tokens.gather(1, (count - 2).clamp_(min=0)[:, None])[:, 0]
-        previous.copy_(torch.where(count >= 2, before, torch.where(count == 1, last, previous)))
-        last.copy_(torch.where(count >= 1, newest, last))
-        length.add_(count)
+        newest = self.newest[: len(count)]
+        # Behind the two newest tokens stand the emitted ones: the newest two are those at `count` and `count` + 1.
+        torch.gather(torch.cat([newest, tokens], 1), 1, count[:, None] + self._ramp, out=newest)
+        self._integers[:2, : len(count)].add_(count)
+
+    def moving(self, batch: int) -> tuple[torch.Tensor, ...]:
+        """What ``advance`` changes of slots [0, batch)."""
+        return self.newest[:batch], self._integers[:2, :batch]

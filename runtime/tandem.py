@@ -7,7 +7,8 @@ import torch
 from tandemrt.engines.contract import Contract
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.buffers import Buffer, RoundBuffers
-from tandemrt.runtime.cache import LinearCache
+from tandemrt.runtime.cache import Cache
+from tandemrt.runtime.graphs import Graphs
 from tandemrt.runtime.slots import SlotState
 
 
@@ -17,12 +18,15 @@ class Tandem:
     ``engines`` holds "target", "verify" and, for drafters that keep their laws, "verify_probs".
     """
 
-    def __init__(self, engines: dict[str, Engine], buffers: RoundBuffers, state: SlotState, slots: int) -> None:
+    def __init__(
+        self, engines: dict[str, Engine], buffers: RoundBuffers, state: SlotState, kv: Cache, graphs: Graphs
+    ) -> None:
         self.engines = engines
         self.buffers = buffers
         self.state = state
         self.device = engines["target"].device
-        self.cache = LinearCache(engines["target"].contract, slots, self.device)
+        self.cache = kv
+        self._graphs = graphs
         self._prompt_end = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         self._score_call = cache(self._bind_score)
         self._verify_call = cache(self._bind_verify)
@@ -35,33 +39,51 @@ class Tandem:
 
     def score(self, batch: int, window: int) -> None:
         """Run the target over the newest token and ``window`` drafted ones of slots [0, batch)."""
-        ids = self.buffers.token_ids.view(batch, window + 1)
-        ids[:, 0].copy_(self.state.view("last", batch))
-        if window:  # a position without a draft holds -1, which no embedding has
-            torch.clamp(self.buffers.draft_tokens.view(batch, window), min=0, out=ids[:, 1:])
-        self._score_call(batch, window).run()
 
-    def verify(self, batch: int, window: int, draft_probs: Buffer | None) -> None:
-        """Decide the tokens of the window and advance the slots by them. Needs masks and draft lengths in place."""
-        torch.add(self.state.view("length", batch), 1, out=self.state.view("position", batch))
-        self._verify_call(batch, window, draft_probs).run()
-        self.state.advance(self.buffers.tokens.view(batch, window + 1), self.buffers.count.view(batch))
+        def work() -> None:
+            ids = self.buffers.token_ids.view(batch, window + 1)
+            ids[:, 0].copy_(self.state.newest[:batch, 1])
+            if window:  # a position without a draft holds -1, which no embedding has
+                torch.clamp(self.buffers.draft_tokens.view(batch, window), min=0, out=ids[:, 1:])
+            self._score_call(batch, window).run()
+
+        target = self.engines["target"]
+        logits = self.buffers.logits.view(batch, window + 1, logits_width(target.contract))
+        self._graphs.run(("target", batch, window), work, outputs=[logits], capturable=target.capturable)
+
+    def verify(self, batch: int, window: int, draft_probs: Buffer | None, *, filters: bool) -> None:
+        """Decide the tokens of the window and advance the slots by them. Needs masks and draft lengths in place.
+
+        ``filters``: whether any live request samples with top-k, top-p or min-p.
+        """
+        tokens, count = self.buffers.tokens.view(batch, window + 1), self.buffers.count.view(batch)
+
+        def work() -> None:
+            self._verify_call(batch, window, draft_probs, filters).run()
+            self.state.advance(tokens, count)
+
+        self._graphs.run(
+            ("verify", batch, window, draft_probs is None, filters),
+            work,
+            outputs=[tokens, count],
+            state=self.state.moving(batch),
+            capturable=self.engines["verify" if draft_probs is None else "verify_probs"].capturable,
+        )
 
     def _bind_score(self, batch: int, window: int) -> Call:
         rows = window + 1
         target = self.engines["target"]
-        vocab = logits_width(target.contract)
         return target.bind(
             {
                 "token_ids": self.buffers.token_ids.view(batch, rows),
                 "write_index": self.state.view("length", batch),
                 "score_rows": torch.arange(rows, device=self.device).repeat(batch, 1),
-                "logits": self.buffers.logits.view(batch, rows, vocab),
+                "logits": self.buffers.logits.view(batch, rows, logits_width(target.contract)),
                 **self.cache.rows(0, batch),
             }
         )
 
-    def _bind_verify(self, batch: int, window: int, draft_probs: Buffer | None) -> Call:
+    def _bind_verify(self, batch: int, window: int, draft_probs: Buffer | None, filters: bool) -> Call:
         rows = window + 1
         engine = self.engines["verify" if draft_probs is None else "verify_probs"]
         vocab = logits_width(engine.contract)
@@ -76,12 +98,12 @@ class Tandem:
         }
         if draft_probs is not None:
             tensors["draft_probs"] = draft_probs.view(batch, window, vocab)
-        return engine.bind(tensors)
+        return engine.bind(tensors, filters=filters)
 
 
 def prefill_call(
     engine: Engine,
-    kv: LinearCache,
+    kv: Cache,
     slot: int,
     tokens: torch.Tensor,
     length: torch.Tensor,

@@ -21,9 +21,12 @@ class Engine(Protocol):
 
     contract: Contract
     device: torch.device
+    capturable: bool  # runs only enqueue work, so that they can be captured into a CUDA graph
 
-    def bind(self, tensors: Mapping[str, torch.Tensor]) -> Call:
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
         """Bind every input and output of the contract by name.
+
+        ``filters`` False promises that no row whose result is used samples with top-k, top-p or min-p.
 
         Outputs that the contract aliases to an input share its memory and are not given. The tensors must be
         contiguous, on the engine's device, and outlive the call. Raises InternalError on any disagreement.

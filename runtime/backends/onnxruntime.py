@@ -28,6 +28,7 @@ class OnnxRuntimeEngine:
         self.session = session
         self.contract = contract
         self.device = device
+        self.capturable = False  # a run waits for its own work, and parts of a graph may be computed on the host
         self._host_inputs = _host_inputs(session) if device.type == "cuda" else ()
 
     @classmethod
@@ -57,8 +58,8 @@ class OnnxRuntimeEngine:
             raise BadBundle(f"{path}: bindings differ from the contract: {'; '.join(differences)}; build it again")
         return cls(session, contract, device)
 
-    def bind(self, tensors: Mapping[str, torch.Tensor]) -> "OnnxRuntimeCall":
-        """See Engine.bind. Aliased outputs are bound to the memory of their input."""
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "OnnxRuntimeCall":  # noqa: ARG002
+        """See Engine.bind. A graph looks for filters itself. Aliased outputs are bound to the memory of their input."""
         check_tensors(self.contract, tensors, self.device)
         binding = self.session.io_binding()
         mirrors = {name: tensors[name].cpu() for name in self._host_inputs}

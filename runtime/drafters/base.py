@@ -20,8 +20,13 @@ class Drafter(Protocol):
     def prefill(self, slot: int, start: int, count: int) -> None:
         """Take in prompt tokens [start, start + count) of ``slot``, whose ``length`` is ``start``."""
 
-    def propose(self, rows: Mapping[int, Request], batch: int, window: int) -> Buffer | None:
+    def skip(self, rows: Mapping[int, Request]) -> None:
+        """Take note that this round drafts nothing for ``rows``."""
+
+    def propose(self, rows: Mapping[int, Request], batch: int, window: int, *, filters: bool) -> Buffer | None:
         """Draft ``window`` tokens for slots [0, batch), of which ``rows`` are live.
+
+        ``filters``: whether any of them samples with top-k, top-p or min-p.
 
         Returns the laws the drafts were drawn from, float32 [batch, window, vocab], if any row's rule reads them.
         """

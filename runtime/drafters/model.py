@@ -8,7 +8,9 @@ import torch
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.buffers import Buffer, RoundBuffers
-from tandemrt.runtime.cache import LinearCache
+from tandemrt.runtime.cache import Cache
+from tandemrt.runtime.device import upload
+from tandemrt.runtime.graphs import Graphs
 from tandemrt.runtime.request import Request
 from tandemrt.runtime.slots import SlotState
 from tandemrt.runtime.tandem import logits_width, prefill_call
@@ -20,83 +22,116 @@ class ModelDrafter:
     The first run of a round takes the two newest tokens: after a fully accepted window the last drafted token is in
     no cache yet, and writing the other one again changes nothing.
 
-    ``engines`` holds "draft", "propose" and "propose_probs".
+    ``engines`` holds "draft", "propose" and "propose_probs". ``chunk`` bounds the tokens of one prefill.
     """
 
     ahead = True
 
     def __init__(
-        self, engines: dict[str, Engine], buffers: RoundBuffers, state: SlotState, *, slots: int, window: int
+        self,
+        engines: dict[str, Engine],
+        buffers: RoundBuffers,
+        state: SlotState,
+        kv: Cache,
+        graphs: Graphs,
+        *,
+        slots: int,
+        window: int,
+        chunk: int,
     ) -> None:
         self.window = window
         self._engines = engines
         self._buffers = buffers
         self._state = state
+        self._graphs = graphs
+        self._slots, self._chunk = slots, chunk
         self._vocab = logits_width(engines["draft"].contract)
         device = engines["draft"].device
         dtype = getattr(torch, engines["draft"].contract["logits"].dtype)
-        self.cache = LinearCache(engines["draft"].contract, slots, device)
-        self._token_ids = Buffer((slots, 2), torch.int64, device)
-        self._write_index = Buffer((slots,), torch.int64, device)
+        self.cache = kv
+        # Row r holds length + r - 1: where step r - 1 writes its token, and what step r - 2 decides.
+        self._index = torch.zeros(window + 2, slots, dtype=torch.int64, device=device)
+        self._steps = torch.arange(-1, window + 1, device=device)[:, None]
         self._score_rows = Buffer((slots,), torch.int64, device)
-        self._position = Buffer((slots,), torch.int64, device)
+        self._only_row = torch.zeros(slots, 1, dtype=torch.int64, device=device)
         self._logits = Buffer((slots, 1, self._vocab), dtype, device)
-        self._token = Buffer((slots,), torch.int64, device)
+        self._tokens = torch.zeros(window, slots, dtype=torch.int64, device=device)
         self._law = Buffer((slots, self._vocab), torch.float32, device)
         self._laws = Buffer((slots, window, self._vocab), torch.float32, device)
+        self._behind: dict[int, tuple[Request, int]] = {}  # slots whose newest tokens the draft has not seen
         self._run_call = cache(self._bind_run)
         self._draw_call = cache(self._bind_draw)
 
     def prefill(self, slot: int, start: int, count: int) -> None:
         """See Drafter.prefill."""
-        self._score_rows.view(1).zero_()
-        engine, end = self._engines["draft"], self._score_rows.view(1, 1)
-        prompt, length = self._buffers.prompts[slot, start : start + count], self._state.view("length", slot + 1)[slot:]
-        prefill_call(engine, self.cache, slot, prompt, length, end, self._logits).run()
+        self._prefill(slot, start, count, self._state.view("length", slot + 1)[slot:])
 
-    def propose(self, rows: Mapping[int, Request], batch: int, window: int) -> Buffer | None:
+    def skip(self, rows: Mapping[int, Request]) -> None:
+        """See Drafter.skip. What these rows emit meanwhile is fed to the draft before it is asked again."""
+        for slot, request in rows.items():
+            if self._behind.get(slot, (None, 0))[0] is not request:
+                self._behind[slot] = request, len(request.tokens) - 1
+
+    def propose(self, rows: Mapping[int, Request], batch: int, window: int, *, filters: bool) -> Buffer | None:
         """See Drafter.propose. One run of the draft model and one draw per drafted token."""
-        keep_laws = any(request.rule is Rule.REJECTION for request in rows.values())
-        length, write_index = self._state.view("length", batch), self._write_index.view(batch)
-        torch.add(length, 1, out=self._position.view(batch))
-        self._start(batch, length, write_index)
+        self._catch_up(rows)
+        laws = self._laws if any(request.rule is Rule.REJECTION for request in rows.values()) else None
+        outputs = [self._buffers.draft_tokens.view(batch, window)]
+        if laws is not None:
+            outputs.append(laws.view(batch, window, self._vocab))
+        self._graphs.run(
+            ("propose", batch, window, laws is None, filters),
+            lambda: self._chain(batch, window, keep_laws=laws is not None, filters=filters),
+            outputs=outputs,
+            capturable=all(self._engines[name].capturable for name in ("draft", "propose", "propose_probs")),
+        )
+        return laws
+
+    def _chain(self, batch: int, window: int, *, keep_laws: bool, filters: bool) -> None:
+        length = self._state.view("length", batch)
+        # A text of one token has no previous one: `newest` repeats it, and its first copy is the one to score.
+        torch.add(length, self._steps, out=self._index[:, :batch]).clamp_(min=0)
+        torch.clamp(length, max=1, out=self._score_rows.view(batch))
         for step in range(window):
-            self._run_call(batch, 2 if step == 0 else 1).run()
-            self._draw_call(batch, keep_laws).run()
-            self._buffers.draft_tokens.view(batch, window)[:, step].copy_(self._token.view(batch))
+            self._run_call(batch, step).run()
+            self._draw_call(batch, step, keep_laws, filters).run()
             if keep_laws:
                 self._laws.view(batch, window, self._vocab)[:, step].copy_(self._law.view(batch, self._vocab))
-            self._token_ids.view(batch, 1)[:, 0].copy_(self._token.view(batch))
-            self._score_rows.view(batch).zero_()
-            torch.add(length, step + 1, out=write_index)
-            self._position.view(batch).add_(1)
-        return self._laws if keep_laws else None
+        self._buffers.draft_tokens.view(batch, window).copy_(self._tokens[:window, :batch].T)
 
-    def _start(self, batch: int, length: torch.Tensor, write_index: torch.Tensor) -> None:
-        ids = self._token_ids.view(batch, 2)
-        ids[:, 0].copy_(self._state.view("previous", batch))
-        ids[:, 1].copy_(self._state.view("last", batch))
-        # A text of one token has no previous one: `previous` repeats it, and its first copy is the one to score.
-        torch.sub(length, 1, out=write_index).clamp_(min=0)
-        torch.clamp(length, max=1, out=self._score_rows.view(batch))
+    def _catch_up(self, rows: Mapping[int, Request]) -> None:
+        for slot in self._behind.keys() & rows.keys():
+            owner, start = self._behind.pop(slot)
+            if owner is not rows[slot]:
+                continue
+            end = len(owner.tokens) - 1  # the newest two are fed by the next round itself
+            upload(owner.tokens[start:end], self._buffers.prompts[slot, start:end])
+            for at in range(start, end, self._chunk):
+                self._index[0, :1].fill_(at)
+                self._prefill(slot, at, min(self._chunk, end - at), self._index[0, :1])
 
-    def _bind_run(self, batch: int, query: int) -> Call:
+    def _prefill(self, slot: int, start: int, count: int, length: torch.Tensor) -> None:
+        prompt, end = self._buffers.prompts[slot, start : start + count], self._only_row[:1]
+        prefill_call(self._engines["draft"], self.cache, slot, prompt, length, end, self._logits).run()
+
+    def _bind_run(self, batch: int, step: int) -> Call:
+        first = step == 0
         return self._engines["draft"].bind(
             {
-                "token_ids": self._token_ids.view(batch, query),
-                "write_index": self._write_index.view(batch),
-                "score_rows": self._score_rows.view(batch, 1),
+                "token_ids": self._state.newest[:batch] if first else self._tokens[step - 1, :batch, None],
+                "write_index": self._index[0 if first else step + 1, :batch],
+                "score_rows": self._score_rows.view(batch, 1) if first else self._only_row[:batch],
                 "logits": self._logits.view(batch, 1, self._vocab),
                 **self.cache.rows(0, batch),
             }
         )
 
-    def _bind_draw(self, batch: int, keep_laws: bool) -> Call:
+    def _bind_draw(self, batch: int, step: int, keep_laws: bool, filters: bool) -> Call:
         tensors = self._state.sampling(batch) | {
             "logits": self._logits.view(batch, 1, self._vocab),
-            "position": self._position.view(batch),
-            "token": self._token.view(batch),
+            "position": self._index[step + 2, :batch],
+            "token": self._tokens[step, :batch],
         }
         if keep_laws:
             tensors["draft_probs"] = self._law.view(batch, self._vocab)
-        return self._engines["propose_probs" if keep_laws else "propose"].bind(tensors)
+        return self._engines["propose_probs" if keep_laws else "propose"].bind(tensors, filters=filters)

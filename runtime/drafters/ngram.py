@@ -23,7 +23,17 @@ class NgramDrafter:
     def prefill(self, slot: int, start: int, count: int) -> None:
         """See Drafter.prefill. The text itself is the index."""
 
-    def propose(self, rows: Mapping[int, Request], batch: int, window: int) -> Buffer | None:
+    def skip(self, rows: Mapping[int, Request]) -> None:
+        """See Drafter.skip."""
+
+    def propose(
+        self,
+        rows: Mapping[int, Request],
+        batch: int,
+        window: int,
+        *,
+        filters: bool,  # noqa: ARG002
+    ) -> Buffer | None:
         """See Drafter.propose. Positions without a draft hold -1, which no target token equals."""
         drafts = self._buffers.draft_tokens.host_view(batch, window)
         drafts.fill_(-1)

@@ -14,5 +14,8 @@ class NoDrafter:
     def prefill(self, slot: int, start: int, count: int) -> None:
         """See Drafter.prefill."""
 
-    def propose(self, rows: Mapping[int, Request], batch: int, window: int) -> None:
+    def skip(self, rows: Mapping[int, Request]) -> None:
+        """See Drafter.skip."""
+
+    def propose(self, rows: Mapping[int, Request], batch: int, window: int, *, filters: bool) -> None:
         """See Drafter.propose. Never asked: the window is 0."""

@@ -16,7 +16,8 @@ from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.histogram import Histogram
 from tandemrt.runtime.metrics import Metrics
 
-_LABELS = {"finished": "reason", "seconds": "verb"}  # of the fields that are dicts
+# Of the fields that are dicts:
+_LABELS = {"finished": "reason", "seconds": "verb", "eager_runs": "reason", "device_seconds": "piece"}
 _INTERVAL_S = 0.25
 
 Key = tuple[str, tuple[tuple[str, str], ...]]  # a name and its labels

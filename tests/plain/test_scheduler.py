@@ -19,6 +19,10 @@ from tests.plain.requests import make_request
 SLOTS, LIMIT = 2, 3
 
 
+def everyone(slot: int, request: Request) -> bool:  # noqa: ARG001
+    return True
+
+
 class SchedulerModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -67,11 +71,19 @@ class SchedulerModel(RuleBasedStateMachine):
         assert self.scheduler.drop_waiting(time.monotonic()) == gone
         assert [r.finish_reason for r in gone] == ["cancelled" if r in self.cancelled else "error" for r in gone]
 
-    @rule()
-    def admit(self) -> None:
+    @rule(room=st.integers(0, SLOTS))
+    def admit(self, room: int) -> None:
         can_run = [r for r in self.queue if r.pending_rules.done() and not self.failed(r)]
-        joined = can_run[: SLOTS - len(self.running)]
-        assert [request for _, request in self.scheduler.admit()] == joined
+        joined = can_run[: min(room, SLOTS - len(self.running))]
+        asked: list[tuple[int, Request]] = []
+
+        def reserve(slot: int, request: Request) -> bool:
+            asked.append((slot, request))
+            return len(asked) <= room
+
+        assert self.scheduler.admit(reserve) == asked[:room]
+        assert [request for _, request in asked] == can_run[: len(asked)]  # nobody overtakes one who found no room
+        assert [request for _, request in asked[:room]] == joined
         self.queue = [r for r in self.queue if r not in joined]
         self.running += joined
 
@@ -132,11 +144,11 @@ def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> N
     first = in_thread(lambda: scheduler.submit(make_request(), block=True))
     time.sleep(0.02)
     assert not first.done()
-    [(slot, _)] = scheduler.admit()
+    [(slot, _)] = scheduler.admit(everyone)
     time.sleep(0.02)
     assert not first.done()
     scheduler.free(slot)
-    scheduler.admit()
+    scheduler.admit(everyone)
     first.result(5)
     second = in_thread(lambda: scheduler.submit(make_request(), block=True))
     time.sleep(0.02)

@@ -27,8 +27,19 @@ def test_slots_advance_as_their_texts_grow(prompt: list[int], rounds: list[tuple
         for text, row in zip(texts, emitted, strict=True):
             text += row
     assert state.view("length", SLOTS).tolist() == [len(text) - 1 for text in texts]
-    assert state.view("last", SLOTS).tolist() == [text[-1] for text in texts]
-    assert state.view("previous", SLOTS).tolist() == [text[max(0, len(text) - 2)] for text in texts]
+    assert state.view("position", SLOTS).tolist() == [len(text) for text in texts]
+    assert state.newest.tolist() == [[text[max(0, len(text) - 2)], text[-1]] for text in texts]
+
+
+def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbours_alone() -> None:
+    state = SlotState(SLOTS, torch.device("cpu"))
+    for slot in range(SLOTS):
+        state.admit(slot, SlotParams(0.5, 7, 0.25, 0.125, 1, 0))
+        state.place(slot, length=5, last=2, previous=1)
+    state.vacate(1)
+    assert state.view("length", SLOTS).tolist() == [5, 0, 5]
+    assert state.view("temperature", SLOTS).tolist() == [0.5, 0, 0.5]
+    assert state.view("top_k", SLOTS).tolist() == [7, 0, 7]
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])

@@ -1,0 +1,112 @@
+"""Pieces of a round as CUDA graphs: captured once per shape, checked, and replayed without Python in between.
+
+A piece is a sequence of enqueues on the current stream whose tensors never move. It must be the same work every time
+it is asked for by one key: only what the tensors hold may change.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from tandemrt.runtime.metrics import Metrics
+
+WARM_UPS = 3  # engines choose kernels, grow their arenas and set up libraries in their first runs
+
+log = logging.getLogger(__name__)
+
+
+class Graphs:
+    """Runs pieces; on a CUDA device by replaying graphs, made when a piece is first asked for.
+
+    ``enabled`` False, a piece that cannot be captured, and a CPU run the piece as it is. What ran so is counted by
+    reason in ``Metrics.eager_runs``: ``cpu``, ``off``, ``engine`` (one that reads on the host), ``capture-failed``,
+    ``capture-mismatch``.
+    """
+
+    def __init__(self, device: torch.device, metrics: Metrics, *, enabled: bool = True) -> None:
+        self._device = device
+        self._metrics = metrics
+        self._off = "cpu" if device.type != "cuda" else "" if enabled else "off"
+        self._graphs: dict[Hashable, Any] = {}  # a torch.cuda.CUDAGraph, or why there is none
+        self._pool: Any = None if self._off else torch.cuda.graph_pool_handle()
+
+    def run(
+        self,
+        key: Hashable,
+        work: Callable[[], None],
+        *,
+        outputs: Sequence[torch.Tensor],
+        state: Sequence[torch.Tensor] = (),
+        capturable: bool = True,
+    ) -> None:
+        """Run ``work``, which writes ``outputs`` whole and moves ``state`` on from where it stands.
+
+        All else that it writes must come out the same when it runs again from the same ``state``.
+        """
+        if self._off or not capturable:
+            self._run_eagerly(work, self._off or "engine")
+            return
+        graph = self._graphs.get(key)
+        if graph is None:
+            self._graphs[key] = self._capture(key, work, outputs, state)
+        elif isinstance(graph, str):
+            self._run_eagerly(work, graph)
+        else:
+            graph.replay()
+            self._metrics.graph_replays += 1
+
+    def _run_eagerly(self, work: Callable[[], None], reason: str) -> None:
+        work()
+        self._metrics.eager_runs[reason] = self._metrics.eager_runs.get(reason, 0) + 1
+
+    def _capture(
+        self, key: Hashable, work: Callable[[], None], outputs: Sequence[torch.Tensor], state: Sequence[torch.Tensor]
+    ) -> Any:
+        """Warm up, capture, check, and leave behind what one run of ``work`` leaves. Returns the graph or a reason."""
+        before = [tensor.clone() for tensor in state]
+        for _ in range(WARM_UPS):
+            _restore(state, before)
+            work()
+        expected = [tensor.clone() for tensor in (*outputs, *state)]
+        _restore(state, before)
+        try:
+            graph: Any = _captured(work, self._pool)
+            for tensor in outputs:  # a graph that writes nothing must not pass for what the warm-up left
+                _poison(tensor)
+            graph.replay()
+            torch.cuda.current_stream(self._device).synchronize()
+            reason = "" if all(map(_same_bits, (*outputs, *state), expected)) else "capture-mismatch"
+        except Exception as error:  # torch, onnxruntime and cuda-core have families of their own
+            log.warning("piece %s cannot be captured, it runs eagerly: %s", key, error)
+            reason = "capture-failed"
+        if not reason:
+            self._metrics.graphs_captured += 1
+            return graph
+        if reason == "capture-mismatch":
+            log.warning("piece %s: its graph does not repeat what it captured, it runs eagerly", key)
+        _restore(state, before)
+        self._run_eagerly(work, reason)
+        return reason
+
+
+def _captured(work: Callable[[], None], pool: Any) -> Any:
+    graph = torch.cuda.CUDAGraph()
+    # Relaxed: other threads may use CUDA meanwhile, and libraries may allocate; neither becomes part of the graph.
+    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
+        work()
+    return graph
+
+
+def _restore(state: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> None:
+    for tensor, values in zip(state, before, strict=True):
+        tensor.copy_(values)
+
+
+def _poison(tensor: torch.Tensor) -> None:
+    tensor.fill_(float("nan") if tensor.is_floating_point() else -(2**30))
+
+
+def _same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))

@@ -1,0 +1,38 @@
+"""The shape of a round: its batch bucket and its window."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandemrt.engines.errors import BadRequest
+from tandemrt.runtime.buckets import bucket
+from tandemrt.runtime.windows import Windows
+
+
+def test_buckets_are_few_and_a_third_wider_than_needed_at_most_from_eight_rows_on() -> None:
+    assert sorted({bucket(rows, 100) for rows in range(1, 101)}) == [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 100]
+    assert all(bucket(rows, 1000) < 1.5 * rows for rows in range(8, 1000))
+
+
+@given(st.integers(1, 300), st.integers(0, 300))
+def test_a_bucket_holds_its_rows_and_no_more_than_there_are_slots(rows: int, more: int) -> None:
+    assert rows <= bucket(rows, rows + more) <= rows + more
+
+
+@given(st.dictionaries(st.integers(2, 70), st.integers(0, 8)), st.integers(0, 8), st.integers(1, 80))
+def test_an_entry_of_a_window_table_holds_up_to_the_next(table: dict[int, int], first: int, live: int) -> None:
+    table = {1: first, **table}
+    assert Windows(table, 8).of(live) == table[max(least for least in table if least <= live)]
+    assert Windows(table, 8).largest == max(table.values())
+
+
+def test_without_a_rule_the_window_is_that_of_the_bundle() -> None:
+    assert [Windows(rule, 5).of(3) for rule in (None, 0, 4)] == [5, 0, 4]
+
+
+@pytest.mark.parametrize("rule", [6, -1, True, 2.0, {}, {2: 1}, {0: 1, 1: 1}, {1: 6}, {1: -1}, {1: 2, "2": 1}])
+def test_windows_that_make_no_sense_are_refused(rule: Any) -> None:
+    with pytest.raises(BadRequest, match=r"window: .* received"):
+        Windows(rule, 5)
