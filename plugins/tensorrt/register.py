@@ -1,0 +1,116 @@
+"""Enter the operators into TensorRT's plugin registry, in the ahead-of-time form of ``tensorrt.plugin``.
+
+TensorRT validates Python signatures, so each function gets the signature of its operator: a ``TensorDesc`` per input.
+There is no tuning function: one kernel per operator, linear formats, and the dtypes of the strongly typed network.
+"""
+
+import inspect
+from collections.abc import Callable
+from types import GenericAlias
+from typing import Any
+
+from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.plugins.operators import DOMAIN
+from tandemrt.plugins.tensorrt.operators import LOGITS, OPERATORS, SUFFIXES, Operator
+
+
+def register() -> None:
+    """Register every operator under the namespace ``tandemrt``, version "1"; a second call does nothing.
+
+    A node of ``verify.onnx`` becomes a plugin only if this came before its parser. Raises BackendUnavailable if
+    TensorRT's Python package is missing or has no plugins of this form (they came with 10.9).
+    """
+    plugin = _plugin_module()
+    known = getattr(plugin.op, DOMAIN, None)
+    for operator in OPERATORS:
+        if operator.name not in vars(known or object):
+            _register(operator, plugin)
+
+
+def _register(operator: Operator, plugin: Any) -> None:
+    identifier = f"{DOMAIN}::{operator.name}"
+    outputs = GenericAlias(tuple, (plugin.TensorDesc,) * len(operator.outputs))
+    compiled = GenericAlias(tuple, (str, str, plugin.KernelLaunchParams, plugin.SymIntExprs))
+    describe, implement = _describe(operator, plugin), _implement(operator, plugin)
+    plugin.register(identifier)(_signed(describe, operator, plugin, returns=outputs))
+    plugin.aot_impl(identifier)(_signed(implement, operator, plugin, returns=compiled, outputs=outputs, tactic=int))
+
+
+def _describe(operator: Operator, plugin: Any) -> Callable[..., Any]:
+    """The function that says what the outputs are; TensorRT calls it while a network is defined."""
+
+    def describe(*inputs: Any) -> Any:
+        dtype = _checked(operator, inputs)
+        shapes = operator.output_shapes({b.name: d.shape_expr for b, d in zip(operator.inputs, inputs, strict=True)})
+        dtypes = [_dtypes()[dtype if binding.dtype == LOGITS else binding.dtype] for binding in operator.outputs]
+        return tuple(plugin.from_shape_expr(*pair) for pair in zip(shapes, dtypes, strict=True))
+
+    return describe
+
+
+def _implement(operator: Operator, plugin: Any) -> Callable[..., Any]:
+    """The function that gives kernel and launch; TensorRT calls it while an engine is built."""
+
+    def implement(*inputs_outputs_tactic: Any) -> Any:
+        inputs = inputs_outputs_tactic[: len(operator.inputs)]
+        dtype = _checked(operator, inputs)
+        launch = operator.launch({b.name: d.shape_expr for b, d in zip(operator.inputs, inputs, strict=True)})
+        x, y, z = launch.grid
+        parameters = plugin.KernelLaunchParams(grid_x=x, grid_y=y, grid_z=z, block_x=launch.threads)
+        scalars = plugin.SymIntExprs.from_tuple(tuple(plugin.SymInt32(value) for value in launch.scalars))
+        return operator.entry(dtype), operator.ptx(), parameters, scalars
+
+    return implement
+
+
+def _signed(function: Callable[..., Any], operator: Operator, plugin: Any, *, returns: Any, **more: Any) -> Any:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    arguments = {binding.name: plugin.TensorDesc for binding in operator.inputs} | more
+    parameters = [inspect.Parameter(name, kind, annotation=each) for name, each in arguments.items()]
+    function.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
+    return function
+
+
+def _checked(operator: Operator, inputs: tuple[Any, ...]) -> str:
+    """Return the dtype of the logits. A kernel gets bare addresses, so a tensor of another type must not reach it."""
+    names = {dtype: name for name, dtype in _dtypes().items()}
+    found = {b.name: names.get(d.dtype, str(d.dtype)) for b, d in zip(operator.inputs, inputs, strict=True)}
+    for binding, tensor in zip(operator.inputs, inputs, strict=True):
+        dtypes = tuple(SUFFIXES) if binding.dtype == LOGITS else (binding.dtype,)
+        if found[binding.name] not in dtypes or tensor.ndim != len(binding.shape):
+            raise ValueError(
+                f"{DOMAIN}::{operator.name}: {binding.name} must be {' or '.join(dtypes)} with {len(binding.shape)} "
+                f"dimensions, got {found[binding.name]} with {tensor.ndim}; build the graph with tandemrt export"
+            )
+    return next(found[binding.name] for binding in operator.inputs if binding.dtype == LOGITS)
+
+
+def _plugin_module() -> Any:
+    try:
+        import tensorrt.plugin as plugin
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"TensorRT's Python package is not installed ({error}); the plugins need 10.9 or newer: "
+            "pip install tensorrt"
+        ) from error
+    if not hasattr(plugin, "aot_impl"):
+        import tensorrt
+
+        raise BackendUnavailable(
+            f"TensorRT {tensorrt.__version__} has no ahead-of-time plugins; 10.9 or newer is needed: "
+            "pip install --upgrade tensorrt"
+        )
+    return plugin
+
+
+def _dtypes() -> dict[str, Any]:
+    import tensorrt
+
+    kinds = tensorrt.DataType
+    return {
+        "float32": kinds.FLOAT,
+        "float16": kinds.HALF,
+        "bfloat16": kinds.BF16,
+        "int32": kinds.INT32,
+        "int64": kinds.INT64,
+    }
