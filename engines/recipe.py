@@ -192,6 +192,11 @@ class Recipe(Section):
         return self.backend.cache if isinstance(self.backend, OnnxRuntimeCuda) else "linear"
 
     @property
+    def architectures(self) -> tuple[str, ...]:
+        """Compute capabilities that the bundle's kernels are compiled for; none where it needs no kernels."""
+        return self.backend.architectures if isinstance(self.backend, OnnxRuntimeCuda) else ()
+
+    @property
     def cache_blocks(self) -> int | None:
         """Blocks of a paged cache, scratch not counted; None for a linear one."""
         if self.cache == "linear":

@@ -13,6 +13,7 @@ from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, Fil
 from tandemrt.engines.recipe import NgramDraft, Recipe
 from tandemrt.export.builder import save_model
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph
+from tandemrt.export.compile.kernels import compile_into
 from tandemrt.export.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.staging import check_destination, place, staged
@@ -67,6 +68,10 @@ def build(
             with clock.step(f"Build, compile and check {graph.file}"):
                 save_model(graph.make(), folder / graph.file)
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
+        kernels = {}
+        if recipe.architectures:
+            with clock.step(f"Compile the kernels for {', '.join(recipe.architectures)}"):
+                kernels = compile_into(folder, recipe.architectures)
         with clock.step("Take the digest of every file"):
             files = _files(folder)
         manifest = Manifest(
@@ -80,6 +85,7 @@ def build(
             draft=_draft(recipe),
             specs={model.role: model.spec_json() for model in models},
             engines=engines,
+            kernels=kernels,
             files=files,
             provenance=collect(recipe=recipe.digest, checkpoints=_sources(models, files)),
         )

@@ -90,7 +90,7 @@ class GraphBuilder:
 
         None is an output that nobody asks for; it is left out of what is returned.
         """
-        results = self.ops(op_type, *inputs, outputs=len(outputs), domain=domain, **attributes)
+        results = self.ops(op_type, *inputs, outputs=len(outputs), domain=domain, version=1, **attributes)
         for value, said in zip(results, outputs, strict=True):
             if said is None:
                 value.name = ""

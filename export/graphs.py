@@ -22,6 +22,8 @@ from tandemrt.export.spec import ModelSpec
 from tandemrt.export.verify import build_propose, build_verify
 from tandemrt.export.vocabulary import Vocabulary
 
+HEAD_DIMS = (32, 64, 128)  # that window_attention has kernels for
+
 
 @dataclass(frozen=True)
 class Model:
@@ -66,10 +68,12 @@ class Graph:
 def open_models(recipe: Recipe) -> tuple[Model, ...]:
     """Open the target and, if a model drafts, the draft; check that they fit each other. Raises BadRecipe."""
     target = Model.open("target", recipe.target.checkpoint, recipe.target.dtype, length=recipe.limits.length)
+    _require_kernel(target, recipe)
     if recipe.draft.kind != "model":
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
     draft = Model.open("draft", recipe.draft.checkpoint, dtype, length=recipe.limits.length)
+    _require_kernel(draft, recipe)
     if draft.spec.vocab != target.spec.vocab:
         rule = f"its logits must be as wide as the target's, {target.spec.vocab}"
         raise BadRecipe(f"draft.checkpoint: {rule}; got {draft.spec.vocab}; choose a draft of the target's family")
@@ -77,11 +81,20 @@ def open_models(recipe: Recipe) -> tuple[Model, ...]:
     return target, draft
 
 
+def _require_kernel(model: Model, recipe: Recipe) -> None:
+    if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
+        rule = (
+            f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
+        )
+        found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
+        raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
+
+
 def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> list[Graph]:
     """Every graph of the bundle: one decoder per model, verification, and drafting when a model drafts."""
     target, *drafts = models
     return [
-        *(_decoder(model, recipe.capacity, attention) for model in models),
+        *(_decoder(model, recipe, attention) for model in models),
         _head("verify", target, contract.verify, build_verify, draft_probs=False),
         _head("verify_probs", target, contract.verify, build_verify, draft_probs=True),
         *(_head("propose", draft, contract.propose, build_propose, draft_probs=False) for draft in drafts),
@@ -89,9 +102,9 @@ def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> li
     ]
 
 
-def _decoder(model: Model, capacity: int, attention: Lowering) -> Graph:
-    spec = model.spec
-    bindings = spec.contract(capacity=capacity, dtype=model.dtype)
+def _decoder(model: Model, recipe: Recipe, attention: Lowering) -> Graph:
+    spec, capacity = model.spec, recipe.capacity
+    bindings = spec.contract(capacity=capacity, dtype=model.dtype, cache=recipe.cache)
 
     def make() -> ir.Model:
         return build_decoder(spec, model.checkpoint, dtype=model.dtype, capacity=capacity, attention=attention)

@@ -12,11 +12,12 @@ from tandemrt.export.blocks import Lowering
 from tandemrt.export.compile import onnxruntime
 from tandemrt.export.compile.tensorrt import build_engine
 from tandemrt.export.compile.tensorrt_listeners import Progress
-from tandemrt.export.compile.tensorrt_profiles import Profile, decoder_profiles
+from tandemrt.export.compile.tensorrt_profiles import Profile, decoder_profiles, head_profiles
 from tandemrt.export.graphs import Graph
 from tandemrt.export.segments import cut
 
 DECODERS = ("target", "draft")
+VERIFIERS = ("verify", "verify_probs")  # what TensorRT builds with our plugins; TensorRT-RTX has none
 
 
 def attention_of(recipe: Recipe) -> Lowering:
@@ -50,6 +51,8 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     if isinstance(recipe.backend, TensorRt | TensorRtRtx):
         if graph.name in DECODERS:
             return _tensorrt(graph, recipe.backend, folder, decoder_profiles(recipe), options)
+        if isinstance(recipe.backend, TensorRt) and graph.name in VERIFIERS:
+            return _tensorrt(graph, recipe.backend, folder, head_profiles(recipe, graph.contract), options)
         return _entry(graph, graph.file, "onnxruntime-cuda", "cuda")
     if recipe.backend.name == "onnxruntime-cpu":
         onnxruntime.require_session(folder / graph.file)

@@ -93,7 +93,7 @@ def test_a_cache_longer_than_the_sliding_window(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("dtype", "float64"), ("attention", "paged"), ("capacity", 0), ("capacity", -1)]
+    ("option", "value"), [("dtype", "float64"), ("attention", "sliding"), ("capacity", 0), ("capacity", -1)]
 )
 def test_options_out_of_range(folder, option, value):
     with pytest.raises(BadRecipe, match=f"{option} should be .* it is {value!r}"):
