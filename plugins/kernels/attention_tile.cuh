@@ -1,0 +1,168 @@
+// One pass of attention over a range of keys: rows of queries packed into tensor core tiles, online softmax.
+//
+// The query heads that share a KV head, for all new tokens, are the rows of one product with its keys: row r is token
+// r / group, head r % group. A block has four warps and ROWS = 16 * TILES rows; what is left of the warps splits the
+// keys of a tile, so that few rows keep all of them busy. Softmax runs as in FlashAttention-2, the split of the keys
+// over blocks as in flash-decoding.
+#pragma once
+
+#include "attention_head.cuh"
+#include "copy.cuh"
+
+constexpr int KEYS = 64;  // of one step; no block of the cache may end inside
+constexpr int WARPS = 4;
+
+template <int D>
+struct Stages {
+    static constexpr int COUNT = D == 128 ? 2 : 3;
+};
+
+// Element offset of 16 bytes in a tile of KEYS x D: chunks are permuted so that eight rows fall into different banks.
+template <int D>
+__device__ int swizzled(int row, int chunk) {
+    constexpr int MASK = (D >= 64 ? 8 : D / 8) - 1;
+    return row * D + ((chunk ^ ((D >= 64 ? row : row / 2) & MASK)) * 8);
+}
+
+// Which keys a block works on. Positions below `stored` are in the cache, those up to `end` come from `qkv`.
+struct Range {
+    int first, last;  // steps of KEYS positions, last exclusive
+    int begin, stored, end;
+};
+
+// Rotated queries of a warp's 16 rows as A fragments, rounded to the compute dtype.
+template <class T, int D>
+__device__ void load_queries(u32 (&q)[D / 16][4], const Operands<T>& x, int row, int kv_head, int first, int start) {
+    int lane = threadIdx.x % 32, column = 2 * (lane % 4), group = x.heads / x.kv_heads;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int packed = first + lane / 4 + 8 * half, token = packed / group;
+        bool there = token < x.query;
+        token = there ? token : 0;
+        const auto* from = x.projected(row, token, kv_head * group + packed % group, D) + column;
+        float2 part[D / 8];
+        float squares = 0;
+#pragma unroll
+        for (int c = 0; c < D / 8; ++c) {
+            part[c] = there ? T::load2(from + 8 * c) : make_float2(0, 0);
+            squares += part[c].x * part[c].x + part[c].y * part[c].y;
+        }
+        if (x.q_norm) {
+            squares += __shfl_xor_sync(0xffffffffu, squares, 1);
+            squares += __shfl_xor_sync(0xffffffffu, squares, 2);
+            float norm = rsqrtf(squares / D + x.epsilon);
+#pragma unroll
+            for (int c = 0; c < D / 8; ++c) part[c] = times(part[c], T::load2(x.q_norm + 8 * c + column), norm);
+        }
+        i64 at = static_cast<i64>(start + token) * (D / 2) + column;
+#pragma unroll
+        for (int c = 0; c < D / 16; ++c)
+            turn(part[c], part[c + D / 16], T::load2(x.cosine + at + 8 * c), T::load2(x.sine + at + 8 * c));
+#pragma unroll
+        for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = T::pack(part[c]);
+    }
+}
+
+// Start the copies of one step; what is behind the row's end becomes zeros, new tokens are made, stored and cached.
+template <class T, int D>
+__device__ void fetch(const Operands<T>& x, u16* keys, u16* values, Range range, int step, int block, int row,
+                      int kv_head) {
+    constexpr int CHUNKS = D / 8;
+    int first = step * KEYS;
+    i64 base = x.entry(block, kv_head, first) * D;
+    u32 key_tile = shared_address(keys), value_tile = shared_address(values);
+#pragma unroll
+    for (int i = 0; i < KEYS * CHUNKS / (32 * WARPS); ++i) {
+        int unit = threadIdx.x + i * 32 * WARPS, line = unit / CHUNKS, position = first + line;
+        bool cached = position >= range.begin && position < range.stored;
+        if (position >= range.stored && position < range.end) continue;
+        i64 from = cached ? base + unit * 8 : 0;
+        int to = swizzled<D>(line, unit % CHUNKS) * sizeof(u16);
+        copy16(key_tile + to, x.key_cache + from, cached);
+        copy16(value_tile + to, x.value_cache + from, cached);
+    }
+    int lane = threadIdx.x % 32, until = min(range.end, first + KEYS);
+    for (int position = max(range.stored, first) + threadIdx.x / 32; position < until; position += WARPS) {
+        int token = position - range.stored, line = position - first;
+        Head key = new_key<T, D>(x, row, token, kv_head, position), value = new_value<T, D>(x, row, token, kv_head);
+        store_head<T, D>(x.key_cache + base + line * D, key);
+        store_head<T, D>(x.value_cache + base + line * D, value);
+        if (lane >= D / 4) continue;
+        int low = swizzled<D>(line, lane / 4) + 2 * (lane % 4), high = swizzled<D>(line, D / 16 + lane / 4) + 2 * (lane % 4);
+        T::store2(keys + low, key.low);
+        T::store2(keys + high, key.high);
+        T::store2(values + low, value.low);
+        T::store2(values + high, value.high);
+    }
+}
+
+// The state of a warp's 16 rows: a thread has rows lane / 4 and lane / 4 + 8 of everything.
+template <int D>
+struct Rows {
+    float sum[D / 8][4] = {};
+    float largest[2] = {-INFINITE, -INFINITE};  // of the scores, in units of log 2
+    float weights[2] = {};
+};
+
+// Scores, softmax and sum over the SPAN keys of this warp in a step that is in shared memory.
+template <class T, int D, int SPAN>
+__device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* keys, const u16* values, int line,
+                           int position, const int (&seen)[2], int sliding_window, bool masked, float scale) {
+    int lane = threadIdx.x % 32;
+    float score[SPAN / 8][4] = {};
+    u32 fragment[4];
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+        for (int n = 0; n < SPAN / 16; ++n) {
+            int at = line + 16 * n + lane / 16 * 8 + lane % 8;
+            load_matrices(fragment, shared_address(keys + swizzled<D>(at, 2 * k + lane / 8 % 2)));
+            T::product(score[2 * n], q[k], fragment[0], fragment[1]);
+            T::product(score[2 * n + 1], q[k], fragment[2], fragment[3]);
+        }
+    float top[2] = {rows.largest[0], rows.largest[1]};
+#pragma unroll
+    for (int n = 0; n < SPAN / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            int distance = seen[i / 2] - (position + 8 * n + 2 * (lane % 4) + i % 2);
+            bool hidden = masked && (distance < 0 || (sliding_window && distance >= sliding_window));
+            score[n][i] = hidden ? -INFINITE : score[n][i] * scale;
+            top[i / 2] = fmaxf(top[i / 2], score[n][i]);
+        }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
+        top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 2));
+        float base = top[half] == -INFINITE ? 0 : top[half], keep = exp2f(rows.largest[half] - base);
+        rows.largest[half] = top[half];
+        top[half] = base;
+        rows.weights[half] *= keep;
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n) {
+            rows.sum[n][2 * half] *= keep;
+            rows.sum[n][2 * half + 1] *= keep;
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < SPAN / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            score[n][i] = exp2f(score[n][i] - top[i / 2]);
+            rows.weights[i / 2] += score[n][i];
+        }
+#pragma unroll
+    for (int n = 0; n < SPAN / 16; ++n) {
+        const u32 weight[4] = {T::pack(make_float2(score[2 * n][0], score[2 * n][1])),
+                               T::pack(make_float2(score[2 * n][2], score[2 * n][3])),
+                               T::pack(make_float2(score[2 * n + 1][0], score[2 * n + 1][1])),
+                               T::pack(make_float2(score[2 * n + 1][2], score[2 * n + 1][3]))};
+        int at = line + 16 * n + lane % 16;
+#pragma unroll
+        for (int d = 0; d < D / 16; ++d) {
+            load_transposed(fragment, shared_address(values + swizzled<D>(at, 2 * d + lane / 16)));
+            T::product(rows.sum[2 * d], weight, fragment[0], fragment[1]);
+            T::product(rows.sum[2 * d + 1], weight, fragment[2], fragment[3]);
+        }
+    }
+}
