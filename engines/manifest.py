@@ -14,7 +14,8 @@ from tandemrt.engines.validation import Record, explain, refuse
 FILE_NAME = "bundle.json"
 VERSION: Literal[1] = 1
 DIGEST = "manifest_sha256"
-RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda")  # backends whose engines the runtime of this version runs
+# Backends whose engines the runtime of this version runs.
+RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 EngineName = Literal["target", "draft", "verify", "verify_probs", "propose", "propose_probs"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

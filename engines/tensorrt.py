@@ -24,6 +24,16 @@ LIBRARIES = {
     "tensorrt-rtx": Library("tensorrt_rtx_bindings", 1, "1.7"),
 }
 
+# TensorRT's names of the types that a contract knows.
+DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT64": "int64",
+    "INT32": "int32",
+    "BOOL": "bool",
+}
+
 
 def load(backend: str) -> ModuleType:
     """Import the module of ``backend``.
@@ -93,6 +103,7 @@ _FIXES = (
     ("dedicated kernel", "attention compiles in float16 and bfloat16, for head sizes that have a kernel"),
     ("HW-specific datatypes: b16", "bfloat16 needs compute capability 8.0: drop 7.5 from compute_capabilities"),
     ("Plugin not found", "a node that is neither an ONNX operator nor a plugin of TandemRT: build the graph again"),
+    ("could not find plugin", "the engine asks for a plugin that is not registered here: build the bundle again"),
     ("could not find any implementation", "raise or drop backend.workspace_mib, or raise backend.optimization_level"),
     ("insufficient workspace", "raise or drop backend.workspace_mib"),
     ("out of memory", "free memory on the GPU, or lower limits.batch or limits.length"),

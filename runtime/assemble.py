@@ -74,7 +74,7 @@ def assemble(
 
 
 def _device(bundle: Bundle, device: str | torch.device | None) -> torch.device:
-    built_for = "cuda" if bundle.manifest.engines["target"].backend == "onnxruntime-cuda" else "cpu"
+    built_for = "cpu" if bundle.manifest.engines["target"].backend == "onnxruntime-cpu" else "cuda"
     where = torch.device(built_for if device is None else device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailable(

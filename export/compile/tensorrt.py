@@ -19,6 +19,7 @@ from tandemrt.export.compile.tensorrt_config import configure, load_timings, sav
 from tandemrt.export.compile.tensorrt_listeners import Progress, progress_monitor
 from tandemrt.export.compile.tensorrt_network import contract_of, count_layers, inputs, parse, symbols
 from tandemrt.export.compile.tensorrt_profiles import Profile, optimization_profile
+from tandemrt.plugins.tensorrt import register as plugins
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def build_engine(
         raise BadRecipe("profiles must hold at least one profile; got none")
     begin = time.perf_counter()
     trt = load(options.name)
+    if isinstance(options, TensorRt):
+        plugins.register()  # the parser takes a plugin only if it is registered by then
     builder = _builder(trt, options.name)
     network = parse(trt, builder, onnx_path)
     config = builder.create_builder_config()

@@ -7,7 +7,7 @@ from typing import Any
 
 from tandemrt.engines.contract import Binding, Contract
 from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.engines.tensorrt import logger
+from tandemrt.engines.tensorrt import DTYPES, logger
 
 # Layers that TensorRT has of its own for what other backends compute from many small operators.
 NATIVE = {"attention": "ATTENTION_INPUT", "cache update": "KV_CACHE_UPDATE", "rotary embedding": "ROTARY_EMBEDDING"}
@@ -62,13 +62,3 @@ def layers(network: Any) -> list[Any]:
 def symbols(tensor: Any) -> tuple[int | str, ...]:
     """A shape with the names of its dynamic dimensions, -1 where one has no name."""
     return tuple(tensor.get_dimension_name(i) or -1 if size < 0 else size for i, size in enumerate(tensor.shape))
-
-
-DTYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "INT64": "int64",
-    "INT32": "int32",
-    "BOOL": "bool",
-}

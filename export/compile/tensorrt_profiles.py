@@ -23,7 +23,7 @@ def decoder_profiles(recipe: Recipe) -> dict[str, Profile]:
     """The uses of a target or draft model: ``prefill`` (a chunk), ``window`` (of a round), ``single`` (one token)."""
     batch, window, chunk = recipe.limits.batch, recipe.draft.window + 1, recipe.limits.prefill_chunk
     one, rows = Range(1, 1, 1), Range(1, batch, batch)
-    uses = {
+    uses: dict[str, Profile] = {
         "prefill": {"batch": Range(1, 1, batch), "query": Range(1, chunk, chunk), "rows": one},
         "window": {"batch": rows, "query": Range(1, window, window), "rows": Range(1, window, window)},
         "single": {"batch": rows, "query": one, "rows": one},

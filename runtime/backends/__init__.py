@@ -4,20 +4,32 @@ import torch
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.engines.manifest import RUNNABLE
+from tandemrt.engines.manifest import RUNNABLE, EngineName
+from tandemrt.engines.tensorrt import LIBRARIES
 from tandemrt.runtime.backends.base import Engine
 
 
 def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> dict[str, Engine]:
     """Open every engine of ``bundle`` on ``device``. Raises BackendUnavailable for engines that cannot run here."""
-    from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-
-    engines: dict[str, Engine] = {}
     for name, entry in bundle.manifest.engines.items():
         if entry.backend not in RUNNABLE:
             raise BackendUnavailable(
                 f"engine {name!r}: built for {entry.backend} ({entry.target}), which this version can build but not "
                 f"run; it runs {', '.join(RUNNABLE)}: build the bundle with one of those in the recipe's [backend] name"
             )
-        engines[name] = OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)
-    return engines
+    if device.type == "cuda" and any(entry.backend in LIBRARIES for entry in bundle.manifest.engines.values()):
+        from tandemrt.runtime.backends.tensorrt_plan import memory_needed, require_memory
+
+        require_memory(memory_needed(bundle), torch.cuda.mem_get_info(device)[0])
+    return {name: _open(bundle, name, device, threads) for name in bundle.manifest.engines}
+
+
+def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int | None) -> Engine:
+    # A backend is imported when a bundle asks for it: none of them must be installed for another one to run.
+    if bundle.engine(name).backend in LIBRARIES:
+        from tandemrt.runtime.backends.tensorrt import TensorRtEngine
+
+        return TensorRtEngine.open(bundle, name, device)
+    from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)

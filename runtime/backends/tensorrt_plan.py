@@ -1,0 +1,101 @@
+"""What a TensorRT engine must be able to do for a bundle, as plain values: sizes of calls, profiles, memory."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import BackendUnavailable, BadBundle
+from tandemrt.engines.manifest import EngineName, Limits
+
+Shape = tuple[int, ...]
+Sizes = dict[str, int]
+Profile = Mapping[str, tuple[Shape, Shape, Shape]]  # input -> least, best and largest shape
+
+
+def sizes_of_calls(engine: EngineName, limits: Limits) -> list[Sizes]:
+    """The smallest and largest sizes that rounds and prefill use, by the symbols of the contract."""
+    window, found = limits.window, []
+    for batch in dict.fromkeys((1, limits.batch)):
+        if engine == "target":
+            found += [{"batch": batch, "query": rows, "rows": rows} for rows in dict.fromkeys((1, window + 1))]
+        elif engine == "draft":
+            found += [{"batch": batch, "query": query, "rows": 1} for query in (1, 2)]
+        else:
+            found += [{"batch": batch, "window": k, "window+1": k + 1} for k in dict.fromkeys((0, window))]
+    if engine in ("target", "draft"):
+        found += [{"batch": 1, "query": query, "rows": 1} for query in dict.fromkeys((1, limits.prefill_chunk))]
+    return found
+
+
+def choose_profile(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int | None:
+    """Return the index of the profile that takes ``shapes`` and is tuned for the closest ones, or None.
+
+    Close is few doublings between a size and the one tuned for, summed over all dimensions.
+    """
+
+    def distance(index: int) -> float:
+        return sum(_distance(profiles[index][name][1], shape) for name, shape in shapes.items())
+
+    fits = [i for i, profile in enumerate(profiles) if all(_within(profile[n], shape) for n, shape in shapes.items())]
+    return min(fits, key=distance, default=None)
+
+
+def require_profiles(engine: EngineName, contract: Contract, limits: Limits, profiles: Sequence[Profile]) -> None:
+    """Raise BadBundle unless every call that the bundle's limits allow has a profile."""
+    for sizes in sizes_of_calls(engine, limits):
+        shapes = {binding.name: binding.resolve(sizes) for binding in contract.inputs}
+        if choose_profile(profiles, shapes) is None:
+            asked = ", ".join(f"{symbol} {size}" for symbol, size in sizes.items())
+            raise BadBundle(
+                f"engine {engine!r}: a profile must take every call within the bundle's limits; none takes {asked} "
+                f"(profiles: {'; '.join(map(_describe, profiles))}). Build the bundle again"
+            )
+
+
+def memory_needed(bundle: Bundle) -> dict[str, int]:
+    """Bytes on the GPU that are known before an engine is opened: engines (weights included) and caches."""
+    needed = {}
+    for name, entry in bundle.manifest.engines.items():
+        needed[f"engine {name}"] = bundle.path(name).stat().st_size
+        if caches := sum(_cache_bytes(entry.contract, bundle.limits.batch)):
+            needed[f"caches of {name}"] = caches
+    return needed
+
+
+def require_memory(needed: Mapping[str, int], free: int) -> None:
+    """Raise BackendUnavailable unless ``needed`` (what, bytes) fits into ``free`` bytes."""
+    if sum(needed.values()) > free:
+        parts = ", ".join(f"{what} {_gib(size)}" for what, size in needed.items())
+        raise BackendUnavailable(
+            f"the GPU must have {_gib(sum(needed.values()))} of free memory for this bundle ({parts}); it has "
+            f"{_gib(free)}. Free memory, or build with a smaller limits.batch or limits.length"
+        )
+
+
+def _within(profile: tuple[Shape, Shape, Shape], shape: Shape) -> bool:
+    least, _, most = profile
+    return len(shape) == len(least) and all(a <= b <= c for a, b, c in zip(least, shape, most, strict=True))
+
+
+def _distance(best: Shape, shape: Shape) -> float:
+    return sum(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in zip(best, shape, strict=True))
+
+
+def _describe(profile: Profile) -> str:
+    return ", ".join(
+        f"{name} {list(least)} to {list(most)}"
+        for name, (least, _, most) in profile.items()
+        if not name.startswith("past_")
+    )
+
+
+def _cache_bytes(contract: Contract, slots: int) -> Iterator[int]:
+    widths = {"float32": 4, "float16": 2, "bfloat16": 2}
+    for _, source in contract.aliases:
+        binding = contract[source]
+        yield math.prod(binding.resolve({"batch": slots})) * widths[binding.dtype]
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
