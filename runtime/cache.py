@@ -96,7 +96,7 @@ class PagedCache:
 
 
 def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device) -> Room:
-    """Memory for ``tokens`` tokens in all, shared by the caches of ``contracts``; None: for every slot at full length.
+    """Memory for ``tokens`` tokens in all (None: as many as the bundle says), shared by the caches of ``contracts``.
 
     Raises BadRequest if no paged cache is among them to be sized.
     """
@@ -110,8 +110,8 @@ def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None,
     if tokens is not None and tokens < 1:
         raise BadRequest(f"cache_tokens: a cache must hold at least one token, received {tokens}")
     row = blocks_of(limits.capacity)
-    blocks = limits.batch * row if tokens is None else blocks_of(tokens)
-    return BlockTable(limits.batch, row, blocks + 1, device)
+    blocks = limits.cache_blocks or limits.batch * row
+    return BlockTable(limits.batch, row, 1 + (blocks if tokens is None else blocks_of(tokens)), device)
 
 
 def make_cache(contract: Contract, slots: int, room: Room, device: torch.device) -> Cache:

@@ -30,6 +30,10 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
         from tandemrt.runtime.backends.tensorrt import TensorRtEngine
 
         return TensorRtEngine.open(bundle, name, device)
+    if device.type == "cuda" and bundle.engine(name).segments is not None:
+        from tandemrt.runtime.backends.segmented import SegmentedEngine
+
+        return SegmentedEngine.open(bundle, name, device)
     from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)

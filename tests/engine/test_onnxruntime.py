@@ -8,7 +8,8 @@ from tandemrt.engines import contract
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.export.builder import save_model
 from tandemrt.export.verify import build_propose
-from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine, require_provider
+from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.backends.sessions import require_provider
 
 
 def test_a_session_that_fell_back_to_the_cpu_is_refused(tmp_path: Path) -> None:

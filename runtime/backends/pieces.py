@@ -1,0 +1,82 @@
+"""Pieces of a cut decoder as onnxruntime sessions that only enqueue: no wait, no node on the host."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session, place
+
+_CAPTURABLE = {
+    "use_ep_level_unified_stream": "1",  # nodes enqueue on the stream they are given, none on another one beside it
+    "arena_extend_strategy": "kSameAsRequested",  # many sessions: memory set aside by doubling would add up
+}
+_ENTRIES = {
+    "session.disable_cpu_ep_fallback": "1",  # a node on the host would read what the device has not written yet
+    "session.use_device_allocator_for_initializers": "1",  # weights outside of the arena that grows with the calls
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A session, the names of its bindings, and the size of the last dimension of those that have one."""
+
+    session: "onnxruntime.InferenceSession"
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    widths: Mapping[str, int]
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> "PieceCall":
+        """Bind every input and output, contiguous and on the session's device."""
+        binding = self.session.io_binding()
+        for name in self.inputs:
+            binding.bind_input(name, *place(tensors[name]))
+        for name in self.outputs:
+            binding.bind_output(name, *place(tensors[name]))
+        return PieceCall(self.session, binding, tuple(tensors.values()))
+
+
+class PieceCall:
+    """A piece with its tensors bound."""
+
+    def __init__(
+        self,
+        session: "onnxruntime.InferenceSession",
+        binding: "onnxruntime.IOBinding",
+        keep: tuple[torch.Tensor, ...],
+    ) -> None:
+        self._session = session
+        self._binding = binding
+        self._keep = keep  # the binding holds bare addresses
+        self._options = onnxruntime.RunOptions()
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def run(self) -> None:
+        """Enqueue one run on the stream the session was opened for."""
+        self._session.run_with_iobinding(self._binding, self._options)
+
+
+def open_piece(path: Path, device: torch.device, stream: int) -> Piece:
+    """Open ``path`` to enqueue on ``stream`` of a CUDA ``device``, or on a CPU. Raises as open_session does."""
+    provider: Provider = CPU
+    if device.type == "cuda":
+        name, options = cuda_provider(device, stream)
+        provider = name, options | _CAPTURABLE
+    session = open_session(path, [provider], entries=_ENTRIES if device.type == "cuda" else {})
+    inputs, outputs = bindings(session.get_inputs()), bindings(session.get_outputs())
+    widths = {b.name: b.shape[-1] for b in (*inputs, *outputs) if b.shape and isinstance(b.shape[-1], int)}
+    return Piece(session, tuple(b.name for b in inputs), tuple(b.name for b in outputs), widths)
+
+
+def read_constants(path: Path) -> dict[str, torch.Tensor]:
+    """What a graph without inputs gives, as host tensors. Raises as open_session does."""
+    session = open_session(path, [CPU])
+    binding: Any = session.io_binding()
+    tensors = {}
+    for b in bindings(session.get_outputs()):
+        tensors[b.name] = torch.empty(b.resolve({}), dtype=getattr(torch, b.dtype))
+        binding.bind_output(b.name, *place(tensors[b.name]))
+    session.run_with_iobinding(binding)
+    return tensors

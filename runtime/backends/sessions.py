@@ -1,0 +1,93 @@
+"""onnxruntime sessions: opened on a provider that is really there, their bindings in the contract's words."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from tandemrt.engines.contract import Binding
+from tandemrt.engines.errors import BackendUnavailable, BadBundle
+
+try:
+    import onnxruntime
+except ImportError as error:
+    raise BackendUnavailable(
+        "onnxruntime is not installed; it is needed to run this bundle: "
+        "pip install 'tandemrt[cpu]' (or 'tandemrt[cuda]' for an NVIDIA GPU)"
+    ) from error
+
+Provider = tuple[str, dict[str, str]]
+
+onnxruntime.set_default_logger_severity(3)  # errors: opening a CUDA session warns of devices that nobody asked for
+
+
+def open_session(
+    path: Path | str,
+    providers: Sequence[Provider],
+    *,
+    entries: Mapping[str, str] | None = None,
+    threads: int | None = None,
+) -> "onnxruntime.InferenceSession":
+    """Open ``path`` on the first of ``providers``, with the session config ``entries`` and at most ``threads`` threads.
+
+    Raises BadBundle if onnxruntime cannot load the file, BackendUnavailable if it would run it elsewhere.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors: the rest is advice on graphs that we do not write by hand
+    # Several sessions share the cores: threads that spin while they wait would take them from one another.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for key, value in (entries or {}).items():
+        options.add_session_config_entry(key, value)
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+    except Exception as error:  # onnxruntime raises a family of its own without a common public base
+        raise BadBundle(f"{path}: onnxruntime cannot load this engine: {error}; build the bundle again") from error
+    require_provider(session, providers[0][0])
+    return session
+
+
+def require_provider(session: "onnxruntime.InferenceSession", provider: str) -> None:
+    """Raise BackendUnavailable unless ``session`` runs on ``provider``: onnxruntime falls back without an error."""
+    if provider not in session.get_providers():
+        raise BackendUnavailable(
+            f"device: onnxruntime {onnxruntime.__version__} cannot use {provider} here, it would run on "
+            f"{', '.join(session.get_providers())} instead; check that the CUDA and cuDNN libraries it was built for "
+            "are installed, or use device='cpu'"
+        )
+
+
+def cuda_provider(device: torch.device, stream: int) -> Provider:
+    """The CUDA provider on ``device``, enqueuing on ``stream`` (a cudaStream_t). Raises BackendUnavailable."""
+    if device.type != "cuda" or "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise BackendUnavailable(
+            f"device: onnxruntime {onnxruntime.__version__} offers {onnxruntime.get_available_providers()}, "
+            f"received {str(device)!r}; use device='cpu' or install 'tandemrt[cuda]' in place of 'tandemrt[cpu]'"
+        )
+    onnxruntime.preload_dlls()  # CUDA and cuDNN from their Python packages, where those are installed
+    options = {"device_id": str(device.index or 0), "user_compute_stream": str(stream), "use_tf32": "0"}
+    return "CUDAExecutionProvider", options
+
+
+def place(tensor: torch.Tensor) -> tuple[str, int, object, list[int], int]:
+    """What IO binding wants to know of a tensor."""
+    device = tensor.device
+    return device.type, device.index or 0, _ELEMENT_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
+
+
+def bindings(arguments: Sequence["onnxruntime.NodeArg"]) -> tuple[Binding, ...]:
+    """The inputs or outputs of a session."""
+    return tuple(Binding(a.name, _DTYPES.get(a.type, a.type), tuple(a.shape)) for a in arguments)
+
+
+CPU: Provider = ("CPUExecutionProvider", {})
+# onnxruntime takes ONNX's own element types, which numpy lacks for bfloat16 (TensorProto.DataType).
+_ELEMENT_TYPES = {torch.float32: 1, torch.int32: 6, torch.int64: 7, torch.float16: 10, torch.bfloat16: 16}
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(bfloat16)": "bfloat16",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+}
