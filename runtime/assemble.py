@@ -74,12 +74,14 @@ def assemble(
 
 
 def _device(bundle: Bundle, device: str | torch.device | None) -> torch.device:
-    built_for = "cpu" if bundle.manifest.engines["target"].backend == "onnxruntime-cpu" else "cuda"
+    target = bundle.manifest.engines["target"]
+    built_for = "cpu" if target.backend == "onnxruntime-cpu" else "cuda"
     where = torch.device(built_for if device is None else device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailable(
-            f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r}; "
-            "use device='cpu', or install a torch built for CUDA on a machine with a GPU"
+            f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r} for engines built for "
+            f"{target.backend} ({target.target}); install a torch built for CUDA on a machine with a GPU"
+            + (", or use device='cpu'" if target.backend.startswith("onnxruntime") else "")
         )
     if str(where) == "cuda":  # without a number, every thread would have a current device of its own
         where = torch.device("cuda", torch.cuda.current_device())

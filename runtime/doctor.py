@@ -4,8 +4,13 @@ import importlib.metadata
 import os
 import platform
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
+
+from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.recipe_tensorrt import ComputeCapability
+from tandemrt.engines.tensorrt import LIBRARIES, install, load
 
 
 @dataclass(frozen=True)
@@ -55,14 +60,44 @@ def _onnxruntime_cuda() -> Finding:
 
 
 def _tensorrt_rtx() -> Finding:
-    version = _version("tensorrt-rtx-cu13-bindings") or _version("tensorrt-rtx-cu12-bindings")
-    builds = "yes, ahead of time" if version else "needs: pip install 'tandemrt[tensorrt-rtx]'"
-    return Finding("tensorrt-rtx", version or "-", builds, "no: this version of TandemRT builds these engines only")
+    version, missing = _library("tensorrt-rtx")
+    if missing:
+        return Finding("tensorrt-rtx", version, missing, missing)
+    return Finding("tensorrt-rtx", version, "yes, ahead of time", _gpu() or _rtx_gpu() or _UNTRIED)
 
 
 def _tensorrt() -> Finding:
-    version = _version("tensorrt")
-    return Finding("tensorrt", version or "-", "no: not in this version of TandemRT", "no: not in this version")
+    version, missing = _library("tensorrt")
+    if missing:
+        return Finding("tensorrt", version, missing, missing)
+    return Finding("tensorrt", version, _gpu() or _UNTRIED, _gpu() or _UNTRIED)
+
+
+def _library(backend: str) -> tuple[str, str]:
+    """The version of a TensorRT module, "-" without one, and what is missing or wrong, empty when nothing is."""
+    try:
+        return str(load(backend).__version__), ""
+    except BackendUnavailable:
+        version = next(filter(None, map(_version, _PACKAGES[backend])), "-")
+        return version, f"needs version {LIBRARIES[backend].major}: {install(backend)}"
+
+
+def _gpu() -> str:
+    return "" if torch.cuda.is_available() else "needs a CUDA GPU and a torch built for CUDA"
+
+
+def _rtx_gpu() -> str:
+    found = torch.cuda.get_device_capability()
+    known = get_args(ComputeCapability)
+    return "" if f"{found[0]}.{found[1]}" in known else f"no: needs a GPU of compute capability {', '.join(known)}"
+
+
+# What no machine of ours has executed (docs/tensorrt.md).
+_UNTRIED = "yes, not verified: tandemrt export check BUNDLE"
+_PACKAGES = {
+    "tensorrt": ("tensorrt", "tensorrt-cu13"),
+    "tensorrt-rtx": ("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings"),
+}
 
 
 def _version(package: str) -> str | None:

@@ -157,5 +157,6 @@ def test_a_bundle_for_rtx_is_refused_at_opening_with_what_to_do(tmp_path: Path) 
     command = (str(BIN / "tandemrt"), "run", str(tmp_path / "rtx"), "hello")
     refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert refused.returncode == 2
-    assert "BackendUnavailable: engine 'target': built for tensorrt-rtx" in refused.stderr
+    assert "BackendUnavailable: device: torch" in refused.stderr
+    assert "engines built for tensorrt-rtx (sm_86+sm_89+sm_120)" in refused.stderr
     assert "Traceback" not in refused.stderr
