@@ -17,6 +17,7 @@ from tandemrt.export.compile.kernels import compile_into
 from tandemrt.export.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.staging import check_destination, place, staged
+from tandemrt.plugins.kernels.compile import kernel_names
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ def build(
                 save_model(graph.make(), folder / graph.file)
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
         kernels = {}
-        if recipe.architectures:
-            with clock.step(f"Compile the kernels for {', '.join(recipe.architectures)}"):
-                kernels = compile_into(folder, recipe.architectures)
+        for name in kernel_names() if recipe.architectures else ():
+            with clock.step(f"Compile {name}.cu for {', '.join(recipe.architectures)}"):
+                kernels |= compile_into(folder, name, recipe.architectures)
         with clock.step("Take the digest of every file"):
             files = _files(folder)
         manifest = Manifest(

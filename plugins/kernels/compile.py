@@ -5,8 +5,11 @@ architecture, which a driver can translate for GPUs newer than the kernels. The 
 included by name.
 """
 
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +56,10 @@ def compile_kernel(name: str, architectures: Sequence[str]) -> tuple[Compiled, .
         raise ValueError(f"architectures: one or more of {', '.join(ARCHITECTURES)} are needed, got {architectures}")
     nvrtc = _nvrtc()
     digits = sorted(int(a.replace(".", "")) for a in set(architectures))
-    cubins = [Compiled(f"{name}.sm_{a}.cubin", *_compile(nvrtc, name, f"sm_{a}")) for a in digits]
-    return (*cubins, Compiled(f"{name}.ptx", *_compile(nvrtc, name, f"compute_{digits[0]}")))
+    files = {f"{name}.sm_{a}.cubin": f"sm_{a}" for a in digits} | {f"{name}.ptx": f"compute_{digits[0]}"}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = pool.map(partial(_compile, nvrtc, name), files.values())
+        return tuple(Compiled(file, *result) for file, result in zip(files, compiled, strict=True))
 
 
 def kernel_names() -> tuple[str, ...]:
@@ -74,6 +79,7 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
+@cache  # a process that builds several bundles compiles once
 def _compile(nvrtc: Any, name: str, target: str) -> tuple[bytes, str]:
     """Return cubin (``sm_…``) or PTX (``compute_…``), and the log."""
     headers = sorted(SOURCES.glob("*.cuh"))
