@@ -1,0 +1,122 @@
+"""What keeps a TensorRT engine from running is said before any request is accepted, with cause and fix."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandemrt import LLM
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BackendUnavailable, BadRecipe
+from tandemrt.engines.recipe import Recipe
+from tandemrt.engines.tensorrt import load, logger, require_version
+from tandemrt.export.build import build
+from tandemrt.runtime.backends import open_engines
+from tandemrt.runtime.backends.tensorrt_open import deserialise, require_gpu
+from tandemrt.runtime.backends.tensorrt_plan import memory_needed
+from tests.makers import tiny_checkpoint, write_recipe
+
+BACKEND = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.6", "12.0"]'
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("rtx")
+    target = tiny_checkpoint(folder / "target", head_dim=32, layers=1)
+    recipe = write_recipe(folder / "r.toml", target=target, dtype="float16", backend=BACKEND)
+    return Bundle.open(build(Recipe.load(recipe), folder / "bundle").folder)
+
+
+def test_a_missing_module_is_named_with_what_installs_it(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx_bindings", None)
+    with pytest.raises(BackendUnavailable, match=r"needs the module tensorrt_rtx_bindings.*pip install 'tandemrt\["):
+        open_engines(bundle, torch.device("cpu"), 1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "message"),
+    [
+        ("tensorrt", "10.14.1.48", r"tensorrt must be version 11 \(tested: .*\); got 10\.14\.1\.48; pip install"),
+        ("tensorrt", "12.0.0", "must be version 11"),
+        ("tensorrt-rtx", "2.0.0.1", r"tensorrt-rtx must be version 1 \(tested: 1\.7\); got 2\.0\.0\.1; pip install"),
+    ],
+)
+def test_another_major_version_is_refused(backend: str, version: str, message: str) -> None:
+    with pytest.raises(BackendUnavailable, match=message):
+        require_version(backend, version)
+
+
+def test_later_releases_of_the_same_major_version_are_taken() -> None:
+    require_version("tensorrt", "11.4.0.106")
+    require_version("tensorrt", "11.9.1.2")
+    require_version("tensorrt-rtx", "1.8.0.1")
+
+
+def test_a_module_that_is_no_tensorrt_is_refused() -> None:
+    with pytest.raises(BadRecipe, match="backend must be one of tensorrt, tensorrt-rtx; got 'onnxruntime-cpu'"):
+        load("onnxruntime-cpu")
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (8, 9), (7, 5)])
+def test_a_gpu_that_the_recipe_did_not_name_is_refused(bundle: Bundle, capability: tuple[int, int]) -> None:
+    message = rf"built for sm_86\+sm_120; the GPU here is sm_{capability[0]}{capability[1]}\. .*compute_capabilities"
+    with pytest.raises(BackendUnavailable, match=message):
+        require_gpu("target", bundle.engine("target"), capability)
+    require_gpu("target", bundle.engine("target"), (12, 0))
+
+
+def test_a_cpu_is_refused(bundle: Bundle) -> None:
+    with pytest.raises(BackendUnavailable, match=r"built for tensorrt-rtx, which runs on a GPU; .*onnxruntime-cpu"):
+        LLM(bundle.folder, device="cpu")
+
+
+@no_gpu
+def test_a_machine_without_a_gpu_is_refused(bundle: Bundle) -> None:
+    with pytest.raises(BackendUnavailable, match=r"no CUDA GPU here.* built for tensorrt-rtx \(sm_86\+sm_120\)"):
+        LLM(bundle.folder)
+
+
+@no_gpu
+def test_an_engine_that_does_not_open_says_so_in_the_words_of_the_library(bundle: Bundle) -> None:
+    with pytest.raises(BackendUnavailable) as caught:
+        deserialise(load("tensorrt-rtx"), "target", bundle.engine("target"), bundle.path("target"))
+    message = str(caught.value)
+    assert "engine 'target': tensorrt-rtx 1." in message
+    assert "cannot open model.engine, built for sm_86+sm_120" in message
+    assert "CUDA driver version is insufficient" in message
+    assert "install an NVIDIA driver" in message
+
+
+def test_a_file_that_is_no_engine_is_refused_in_the_words_of_the_library(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "model.engine").write_bytes(b"no engine at all" * 64)
+    with pytest.raises(BackendUnavailable, match=r"magicTag.*build the bundle again.*export inspect"):
+        deserialise(load("tensorrt-rtx"), "target", bundle.engine("target"), tmp_path / "model.engine")
+
+
+def test_an_engine_that_was_cut_short_is_refused_in_the_words_of_the_library(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "model.engine").write_bytes(bundle.path("target").read_bytes()[:4096])
+    with pytest.raises(BackendUnavailable, match=r"plan\.header\.size == blobSize"):
+        deserialise(load("tensorrt-rtx"), "target", bundle.engine("target"), tmp_path / "model.engine")
+
+
+def test_the_memory_a_bundle_needs_is_known_before_it_is_opened(bundle: Bundle) -> None:
+    needed = memory_needed(bundle)
+    slots, kv_heads, capacity, head_dim = 4, 2, 97, 32
+    assert needed["caches of target"] == 2 * slots * kv_heads * capacity * head_dim * 2
+    assert needed["engine target"] == bundle.path("target").stat().st_size
+
+
+def test_what_the_library_says_comes_with_what_helps() -> None:
+    log = logger(load("tensorrt-rtx"))
+    log.forget()
+    log.log(load("tensorrt-rtx").ILogger.ERROR, "getPluginCreator could not find plugin: verify_draft version: 1")
+    log.log(load("tensorrt-rtx").ILogger.WARNING, "nothing to worry about")
+    said = log.said()
+    log.forget()
+    assert said.startswith(
+        "getPluginCreator could not find plugin: verify_draft version: 1; the engine asks for a plugin"
+    )
+    assert "worry" not in said
+    assert "gave no reason" in log.said()
