@@ -15,6 +15,7 @@ from tandemrt.engines.errors import BadRequest, InternalError, TandemError
 from tandemrt.engines.params import SamplingParams
 from tandemrt.runtime.admission import Admission
 from tandemrt.runtime.assemble import assemble
+from tandemrt.runtime.loop import Loop
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.prompt import Prompt, is_batch
@@ -164,6 +165,11 @@ class LLM:
         """End a request; it finishes with "cancelled" within a round. Nothing happens if it has finished."""
         request.cancel()
         self._loop.scheduler.wake()
+
+    @property
+    def loop(self) -> Loop:
+        """The rounds and their engines, for measures and checks: touch them only while no request runs."""
+        return self._loop
 
     @property
     def metrics(self) -> Metrics:

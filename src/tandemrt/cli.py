@@ -9,6 +9,7 @@ from rich.text import Text
 from tandemrt.engines.errors import TandemError
 from tandemrt.export import commands as export
 from tandemrt.runtime import commands as runtime
+from tandemrt.runtime.check import command as check
 
 app = typer.Typer(
     help="Compile a draft and a target language model into engines and run them in tandem.",
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 export.register(app)
+check.register(export.export)  # it stands with the other commands on bundles, but it needs the runtime
 runtime.register(app)
 
 

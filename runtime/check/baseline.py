@@ -1,0 +1,100 @@
+"""The graph of a decoder on onnxruntime's CPU provider in float32: what every engine made from it must compute.
+
+Half precision is widened: the stored weights are the same, but sums are not rounded on the way, so what is measured
+against this is the rounding of the engine alone. onnxruntime's CPU provider could not run bfloat16 anyway.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxruntime
+import torch
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.manifest import EngineName
+from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+
+_HALF = ("float16", "bfloat16")
+_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def open_baseline(bundle: Bundle, name: EngineName, threads: int | None) -> OnnxRuntimeEngine:
+    """Open the graph behind engine ``name`` on the CPU. Raises BadBundle if it is not there or cannot run."""
+    path = bundle.path(name).with_suffix(".onnx")
+    if not path.is_file():
+        raise BadBundle(f"{path} must exist: the engine {name!r} is compared with its graph; build the bundle again")
+    return open_widened(path, bundle.contract(name), threads)
+
+
+def open_widened(path: Path, contract: Contract, threads: int | None) -> OnnxRuntimeEngine:
+    """Open the graph at ``path``, whose bindings are ``contract``, in float32. Raises BadBundle if it cannot run."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry(_FOLDER, str(path.parent))
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        # Folding would keep a second, widened copy of all weights in memory.
+        session = onnxruntime.InferenceSession(
+            widened(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+        )
+    except Exception as error:  # onnxruntime raises a family of its own without a common public base
+        raise BadBundle(f"{path}: onnxruntime cannot load this graph on the CPU: {error}; build it again") from error
+    return OnnxRuntimeEngine(session, in_float32(contract), torch.device("cpu"))
+
+
+def in_float32(contract: Contract) -> Contract:
+    """The same bindings, with float32 wherever a half precision stood."""
+    inputs, outputs = (
+        tuple(replace(b, dtype="float32") if b.dtype in _HALF else b for b in bindings)
+        for bindings in (contract.inputs, contract.outputs)
+    )
+    return Contract(inputs, outputs, contract.aliases)
+
+
+def widened(path: Path) -> bytes:
+    """Return the graph at ``path`` with float32 for every half precision; weights stay in their files and are cast."""
+    model = ir.load(path)
+    for value in _values(model.graph):
+        _widen(value)
+    for name, value in list(model.graph.initializers.items()):
+        if value.const_value is None or value.const_value.dtype not in _TYPES:
+            continue
+        value.type = ir.TensorType(value.const_value.dtype)
+        cast = ir.node("Cast", [value], {"to": ir.DataType.FLOAT.value}, name=f"{name}/widened")
+        wide = cast.outputs[0]
+        wide.name, wide.type, wide.shape = f"{name}/float32", ir.TensorType(ir.DataType.FLOAT), value.shape
+        for use in list(value.uses()):
+            if use.node is not cast:
+                use.node.replace_input_with(use.idx, wide)
+        model.graph.insert_before(model.graph[0], cast)
+    for graph in (model.graph, *model.functions.values()):
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            _widen_attributes(node)
+    return bytes(ir.to_proto(model).SerializeToString())
+
+
+_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _values(graph: ir.Graph) -> list[ir.Value]:
+    made = [output for node in ir.traversal.RecursiveGraphIterator(graph) for output in node.outputs]
+    return [*graph.inputs, *made]
+
+
+def _widen(value: ir.Value) -> None:
+    if value.dtype in _TYPES:
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    for name, attribute in list(node.attributes.items()):
+        if attribute.is_ref():
+            continue
+        if name == "to" and attribute.value in [kind.value for kind in _TYPES]:
+            node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT.value)
+        if attribute.type is ir.AttributeType.TENSOR and attribute.value.dtype in _TYPES:
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(attribute.value.numpy().astype("float32")))

@@ -1,0 +1,49 @@
+"""``tandemrt export check``: every check of a bundle as a row of a table, and as JSON."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Table
+
+from tandemrt.runtime.commands import BundlePath, Device, Threads
+
+_COLOURS = {"pass": "green", "fail": "red", "measured": "cyan", "not applicable": "dim"}
+console = Console()
+
+
+def register(export: typer.Typer) -> None:
+    """Add the command to ``tandemrt export``."""
+    export.command()(check)
+
+
+def check(
+    bundle: BundlePath,
+    device: Device = None,
+    threads: Threads = None,
+    out: Annotated[Path | None, typer.Option("--json", help="Write the report to this file as well.")] = None,
+) -> None:
+    """Check BUNDLE on the machine that will serve it: engines, caches, texts. Exit code 1 if anything fails."""
+    from tandemrt.runtime.check.run import check_bundle
+    from tandemrt.runtime.doctor import machine
+
+    table = Table("check", "compared with", "result", "verdict", show_edge=False)
+    rows: list[dict[str, Any]] = []
+    with Status("checking the files", console=console) as status:
+        for finding in check_bundle(bundle, device=device, threads=threads):
+            rows.append(finding.to_json())
+            colour = _COLOURS[finding.verdict]
+            cells = (escape(text) for text in (finding.check, finding.against, finding.result))
+            table.add_row(*cells, f"[{colour}]{finding.verdict}[/]")
+            status.update(f"checked {escape(finding.check)}")
+    console.print(table)
+    failed = [row["check"] for row in rows if row["verdict"] == "fail"]
+    console.print(f"[red]failed: {escape(', '.join(failed))}[/]" if failed else "[green]everything holds[/]")
+    if out is not None:
+        report = {"bundle": str(bundle), "device": device, "machine": machine(), "holds": not failed}
+        out.write_text(json.dumps({**report, "findings": rows}, indent=2) + "\n")
+    raise typer.Exit(1 if failed else 0)

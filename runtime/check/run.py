@@ -1,0 +1,70 @@
+"""All checks of a bundle on one device, one after the other; one that breaks does not hide the others."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import TandemError
+from tandemrt.engines.manifest import EngineName
+from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.check.baseline import open_baseline
+from tandemrt.runtime.check.finding import Finding, judged
+from tandemrt.runtime.check.logits import check_logits, check_poison
+from tandemrt.runtime.check.memory import measure_memory, used
+from tandemrt.runtime.check.operators import check_operators
+from tandemrt.runtime.check.replay import check_replay
+from tandemrt.runtime.check.texts import check_texts
+from tandemrt.runtime.check.walk import Plan, expected, is_decoder
+from tandemrt.runtime.llm import LLM
+
+
+def check_bundle(path: Path, *, device: str | None = None, threads: int | None = None) -> Iterator[Finding]:
+    """Open the bundle at ``path`` on ``device`` (None: what it was built for) and yield what every check found.
+
+    Raises BadBundle or BackendUnavailable if it cannot be opened at all.
+    """
+    bundle = Bundle.open(path)
+    problems = bundle.problems(verify=True)
+    yield Finding(
+        "files",
+        "digests in the manifest",
+        "; ".join(problems) or f"{len(bundle.manifest.files)} files are as they were built, weights included",
+        judged(not problems),
+    )
+    before = used()
+    with LLM(bundle.folder, device=device, threads=threads) as llm:
+        after = used()
+        with llm.loop.clock.active():
+            yield from check_engines(bundle, llm.loop.tandem.engines, threads)
+        yield from guarded("texts with speculation", partial(check_texts, llm))
+        yield from guarded("memory", partial(measure_memory, llm.loop, before, after))
+
+
+def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | None) -> Iterator[Finding]:
+    """Check ``engines``, however they were opened, against the graphs of ``bundle`` and the definitions."""
+    limits = bundle.limits
+    plan = Plan.of(limits, bundle.valid_tokens)
+
+    def decoder(name: EngineName, engine: Engine) -> Iterator[Finding]:
+        yield check_logits(name, engine, expected(open_baseline(bundle, name, threads), plan), plan)
+
+    for name in bundle.manifest.engines:
+        engine = engines[name]
+        if not is_decoder(engine.contract):
+            continue
+        yield from guarded(f"logits of {name}", partial(decoder, name, engine))
+        yield from guarded(f"poisoned cache of {name}", partial(check_poison, name, engine, plan))
+    yield from guarded("verification and drafting", partial(check_operators, engines, limits))
+    for name in bundle.manifest.engines:
+        yield from guarded(f"graph replay of {name}", partial(check_replay, name, engines[name], limits, plan))
+
+
+def guarded(check: str, findings: Callable[[], Finding | Iterable[Finding]]) -> Iterator[Finding]:
+    """Yield what ``findings`` gives; an error on the way is a finding itself."""
+    try:
+        given = findings()
+        yield from [given] if isinstance(given, Finding) else given
+    except Exception as error:  # whatever an engine raises is what a check is for
+        text = str(error) if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
+        yield Finding(check, "", text, "fail")

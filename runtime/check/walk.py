@@ -1,0 +1,125 @@
+"""A decoder led along given tokens the way the runtime leads it: prompts in chunks, then windows and single tokens.
+
+Rows stand at different places, advance by different numbers of tokens and so write behind their ends and again over
+what they wrote, as rounds do.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import torch
+
+from tandemrt.engines.contract import BLOCK_SIZE, Contract
+from tandemrt.engines.manifest import Limits
+from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.cache import BlockTable, Cache, LinearCache, PagedCache, is_paged
+
+_CHUNK = 48  # tokens, at most: longer ones only cost the CPU time
+_QUERIES = ("window", "window", "one", "window", "one", "one")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``tokens`` [rows][...]: what each row is fed; ``prompts``: how many of them in chunks of ``chunk``.
+
+    ``steps``: new tokens per row of each call that follows, and how far each row really advances by it.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    prompts: tuple[int, ...]
+    chunk: int
+    steps: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, limits: Limits, valid_tokens: int, seed: int = 0) -> "Plan":
+        """As many rows, calls and tokens as the limits allow, and no more than shows whether an engine is right."""
+        rows, window = min(3, limits.batch), limits.window + 1
+        chunk = min(limits.prefill_chunk, _CHUNK)
+        longest = max(1, min(2 * chunk + 5, limits.length - 3 * window))
+        prompts = tuple(max(1, longest // 3**row) for row in range(rows))
+        steps: list[tuple[int, tuple[int, ...]]] = []
+        places = list(prompts)
+        for kind in _QUERIES:
+            query = window if kind == "window" else 1
+            if max(places) + query > limits.capacity:
+                break
+            advance = tuple(1 + (row + len(steps)) % query for row in range(rows))
+            steps.append((query, advance))
+            places = [place + step for place, step in zip(places, advance, strict=True)]
+        draw = Random(seed)
+        length = min(limits.capacity, max(places) + window)
+        tokens = tuple(tuple(draw.randrange(valid_tokens) for _ in range(length)) for _ in prompts)
+        return cls(tokens, prompts, chunk, tuple(steps))
+
+    def places(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """For each step: new tokens per row, and where each row stands."""
+        places = list(self.prompts)
+        for query, advance in self.steps:
+            yield query, tuple(places)
+            places = [place + step for place, step in zip(places, advance, strict=True)]
+
+
+def expected(engine: Engine, plan: Plan) -> torch.Tensor:
+    """float32[rows, length, vocab]: all tokens of all rows in one call."""
+    rows, length = len(plan.tokens), len(plan.tokens[0])
+    decoder = Decoder(engine, rows)
+    return decoder(0, torch.tensor(plan.tokens), [0] * rows, torch.arange(length).repeat(rows, 1))
+
+
+def found(engine: Engine, plan: Plan, poison: float = 0.0) -> Iterator[tuple[str, int, int, torch.Tensor]]:
+    """Yield kind of call, row, place and float32 logits [vocab] for every token that the plan has scored.
+
+    The caches hold ``poison`` wherever nothing was written yet.
+    """
+    decoder = Decoder(engine, len(plan.tokens), poison)
+    for row, prompt in enumerate(plan.prompts):
+        for start in range(0, prompt, plan.chunk):
+            chunk = plan.tokens[row][start : min(start + plan.chunk, prompt)]
+            last = len(chunk) - 1
+            logits = decoder(row, torch.tensor([chunk]), [start], torch.tensor([[last]]))
+            yield "prefill", row, start + last, logits[0, 0]
+    for query, places in plan.places():
+        fed = [list(tokens[at : at + query]) for tokens, at in zip(plan.tokens, places, strict=True)]
+        logits = decoder(0, torch.tensor(fed), list(places), torch.arange(query).repeat(len(fed), 1))
+        for row, at in enumerate(places):
+            for index in range(query):
+                yield "one" if query == 1 else "window", row, at + index, logits[row, index]
+
+
+class Decoder:
+    """An engine with caches of its own for ``rows`` rows."""
+
+    def __init__(self, engine: Engine, rows: int, poison: float = 0.0) -> None:
+        self._engine = engine
+        self.cache = make_rows(engine, rows)
+        for tensor in self.cache.tensors.values():
+            tensor.fill_(poison)
+
+    def __call__(self, first: int, tokens: torch.Tensor, index: list[int], score: torch.Tensor) -> torch.Tensor:
+        """float32[batch, rows, vocab] on the host: logits of rows ``score`` for ``tokens`` of slots from ``first``."""
+        contract, device = self._engine.contract, self._engine.device
+        vocab = int(contract["logits"].shape[2])
+        dtype = getattr(torch, contract["logits"].dtype)
+        logits = torch.full((*score.shape, vocab), float("nan"), dtype=dtype, device=device)
+        given = {"token_ids": tokens, "write_index": torch.tensor(index), "score_rows": score}
+        bound = {name: tensor.to(device) for name, tensor in given.items()}
+        self._engine.bind(bound | {"logits": logits} | self.cache.rows(first, len(tokens))).run()
+        return logits.float().cpu()
+
+
+def is_decoder(contract: Contract) -> bool:
+    """Whether an engine is a model: tokens in, logits out."""
+    return any(binding.name == "token_ids" for binding in contract.inputs)
+
+
+def make_rows(engine: Engine, rows: int) -> Cache:
+    """A cache for ``rows`` rows of full length."""
+    contract, device = engine.contract, engine.device
+    if not is_paged(contract):
+        return LinearCache(contract, rows, device)
+    max_blocks = int(contract["block_table"].shape[1])
+    table = BlockTable(rows, max_blocks, 1 + rows * max_blocks, device)
+    for row in range(rows):
+        table.reserve(row, max_blocks * BLOCK_SIZE)
+    return PagedCache(contract, table, device)

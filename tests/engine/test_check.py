@@ -1,0 +1,169 @@
+"""``tandemrt export check``: what it says of good bundles, and which row finds what is wrong with a bad one."""
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from tandemrt.cli import main
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.manifest import FILE_NAME, File, Limits
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.export.builder import save_model
+from tandemrt.export.checkpoint import Checkpoint, read_header
+from tandemrt.export.decoder import build_decoder
+from tandemrt.export.spec import ModelSpec
+from tandemrt.export.verify import build_verify
+from tandemrt.runtime.backends import open_engines
+from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.check.baseline import open_widened
+from tandemrt.runtime.check.finding import Finding
+from tandemrt.runtime.check.run import check_engines
+from tandemrt.runtime.check.walk import Plan, expected
+from tests.makers import tiny_checkpoint, write_recipe
+from tools.random_checkpoint import Dtype, Family, Size, write_checkpoint
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def check(monkeypatch, capsys, tmp_path):
+    """Run the command on a bundle; return the exit code, what was printed and the report."""
+
+    def run(bundle: Path) -> tuple[int, str, dict]:
+        report = tmp_path / "report.json"
+        arguments = ["tandemrt", "export", "check", str(bundle), "--threads", "1", "--json", str(report)]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, json.loads(report.read_text())
+
+    return run
+
+
+def verdicts(findings) -> dict[str, str]:
+    rows = [f.to_json() if isinstance(f, Finding) else f for f in findings]
+    return {row["check"]: row["verdict"] for row in rows}
+
+
+def failed(findings) -> set[str]:
+    return {check for check, verdict in verdicts(findings).items() if verdict == "fail"}
+
+
+@pytest.mark.parametrize("which", ["demo_bundle", "ngram_bundle"])
+def test_a_good_bundle_passes_every_check(which, request, check):
+    code, out, report = check(request.getfixturevalue(which))
+    assert (code, report["holds"], failed(report["findings"])) == (0, True, set())
+    assert "everything holds" in out
+    found = verdicts(report["findings"])
+    models = {"target", "draft"} if which == "demo_bundle" else {"target"}
+    assert {check for check, verdict in found.items() if verdict == "measured"} == {
+        "round of plain decoding",
+        "round with speculation",
+        "memory",
+    }
+    assert {f"logits of {model}" for model in models} <= {
+        check for check, verdict in found.items() if verdict == "pass"
+    }
+    assert found["graph replay of target"] == "not applicable"
+    texts = next(row for row in report["findings"] if row["check"] == "texts with speculation")
+    assert texts["numbers"]["equal"] == texts["numbers"]["texts"] == 20
+
+
+def test_without_a_draft_there_is_nothing_to_compare_texts_with(tmp_path, check):
+    tiny_checkpoint(tmp_path / "target")
+    bundle = build(Recipe.load(write_recipe(tmp_path / "plain.toml", target=tmp_path / "target")), tmp_path / "plain")
+    code, _, report = check(bundle.folder)
+    assert code == 0
+    assert verdicts(report["findings"])["texts with speculation"] == "not applicable"
+
+
+@pytest.fixture
+def copied(tiny_bundle, tmp_path) -> Path:
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "copied"))
+
+
+def test_weights_that_changed_on_the_way_are_found_by_their_digest(copied, check):
+    weights = copied / "target/model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    code, out, report = check(copied)
+    assert code == 1
+    assert failed(report["findings"]) == {"files"}
+    assert "failed: files" in out
+
+
+def test_weights_that_are_no_numbers_fail_the_logits_and_everything_behind_them(copied, check):
+    """Written anew with a matching digest, as by somebody who converted them wrongly."""
+    weights = copied / "target/model.safetensors"
+    stored = read_header(weights)["model.layers.0.mlp.up_proj.weight"]
+    data = bytearray(weights.read_bytes())
+    data[stored.offset : stored.offset + stored.nbytes] = b"\xff" * stored.nbytes
+    weights.write_bytes(data)
+    with_digest_of(copied, "target/model.safetensors")
+    code, _, report = check(copied)
+    assert code == 1
+    assert {"logits of target", "poisoned cache of target", "texts with speculation"} == failed(report["findings"])
+
+
+def test_an_engine_of_other_weights_fails_its_logits_alone(tiny_bundle, tmp_path):
+    """As when an engine was compiled from another checkpoint than the graph beside it."""
+    other = tiny_checkpoint(tmp_path / "other", seed=2)
+    draft = tiny_checkpoint(tmp_path / "draft", layers=1, seed=1)
+    recipe = write_recipe(tmp_path / "other.toml", target=other, draft=draft, window=8)
+    bundle, foreign = Bundle.open(tiny_bundle), build(Recipe.load(recipe), tmp_path / "bundle").folder
+    engines = open_engines(bundle, CPU, 1) | {"target": open_engines(Bundle.open(foreign), CPU, 1)["target"]}
+    with torch.inference_mode():
+        findings = list(check_engines(bundle, engines, 1))
+    assert failed(findings) == {"logits of target"}
+
+
+def test_another_verification_graph_fails_its_own_rows(tiny_bundle, tmp_path):
+    """A graph with the right bindings that ignores the mask."""
+    bundle = Bundle.open(tiny_bundle)
+    bindings = bundle.contract("verify")
+    model = build_verify(vocab=bundle.vocab, dtype="float32", draft_probs=False)
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type == "token_bitmask":
+            ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+    ir.save(model, tmp_path / "verify.onnx")
+    engines = open_engines(bundle, CPU, 1)
+    engines["verify"] = OnnxRuntimeEngine.open(tmp_path / "verify.onnx", bindings, threads=1)
+    with torch.inference_mode():
+        rows = failed(check_engines(bundle, engines, 1))
+    assert rows == {"verify, window 0", "verify, window 8", "verify, no filters"}
+
+
+@pytest.mark.parametrize("cache", ["linear", "paged"])
+@pytest.mark.parametrize("dtype", list(Dtype)[1:])
+def test_half_precision_is_compared_with_the_same_weights_in_float32(tmp_path, dtype, cache):
+    """The widened graph, on a CPU that could not run bfloat16, equals a float32 export of the weights it stores."""
+    write_checkpoint(tmp_path, Family.QWEN3, Size.TINY, dtype=dtype)
+    checkpoint = Checkpoint.open(tmp_path)
+    spec = ModelSpec.from_hf(checkpoint.config)
+    plan = Plan.of(Limits(batch=3, length=95, capacity=100, window=4, prefill_chunk=16), spec.vocab)
+    logits = []
+    for compute, kind in (("float32", "linear"), (dtype.value, cache)):
+        path, lowering = tmp_path / f"{compute}.onnx", "paged" if kind == "paged" else "length"
+        save_model(build_decoder(spec, checkpoint, dtype=compute, capacity=100, attention=lowering), path)
+        with torch.inference_mode():
+            engine = open_widened(path, spec.contract(capacity=100, dtype=compute, cache=kind), 1)
+            logits.append(expected(engine, plan))
+    assert logits[1].dtype == torch.float32
+    torch.testing.assert_close(logits[1], logits[0], atol=2e-5, rtol=0)
+
+
+def with_digest_of(bundle: Path, name: str) -> None:
+    """Let the manifest agree with what the file ``name`` holds now."""
+    manifest = Bundle.read(bundle).manifest
+    data = (bundle / name).read_bytes()
+    files = {**manifest.files, name: File(sha256=hashlib.sha256(data).hexdigest(), size=len(data))}
+    (bundle / FILE_NAME).write_text(manifest.model_copy(update={"files": files}).to_json())
