@@ -1,0 +1,50 @@
+"""A data centre GPU of compute capability 9.0: TensorRT-RTX refuses it, and TandemRT says so before it is asked.
+
+The engines are built in a process that sees no GPU, as they are anywhere else.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandemrt import LLM
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.gpus import name_of
+from tandemrt.engines.tensorrt import load
+from tandemrt.runtime.backends.tensorrt_open import deserialise
+from tests.makers import tiny_checkpoint, write_recipe
+
+pytest.importorskip("tensorrt_rtx_bindings")
+CAPABILITY = torch.cuda.get_device_capability()
+pytestmark = pytest.mark.skipif(CAPABILITY != (9, 0), reason="TensorRT-RTX supports other GPUs than 9.0")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("rtx")
+    target = tiny_checkpoint(folder / "target", head_dim=32, layers=1)
+    write_recipe(folder / "r.toml", target=target)
+    command = [str(Path(sys.executable).with_name("tandemrt")), "export", "build", str(folder / "r.toml")]
+    options = ["--backend", "tensorrt-rtx", "--dtype", "float16", "--out", str(folder / "bundle")]
+    subprocess.run([*command, *options], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=True)
+    return Bundle.open(folder / "bundle")
+
+
+def test_the_gpu_is_not_among_those_the_engine_was_built_for(bundle: Bundle) -> None:
+    with pytest.raises(BackendUnavailable, match=rf"built for sm_75\+.*; the GPU here is {name_of(CAPABILITY)}\. "):
+        LLM(bundle.folder)
+
+
+def test_deserialising_is_refused_by_tensorrt_rtx_itself(bundle: Bundle) -> None:
+    with pytest.raises(BackendUnavailable) as caught:
+        deserialise(load("tensorrt-rtx"), "target", bundle.engine("target"), bundle.path("target"))
+    message = str(caught.value)
+    print(message)  # the words of the library, for whoever runs this with -s
+    assert "cannot open model.engine" in message
+    assert "the compute capability of this GPU is not supported by TensorRT-RTX" in message
+    assert "gave no reason" not in message
