@@ -7,8 +7,8 @@
 
 template <class T, int D, int TILES>
 __device__ void attend(const Operands<T>& x, int splits, bool append, typename T::Element* mixed, Parts parts) {
-    constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, COUNT = Stages<D>::COUNT, TILE = KEYS * D;
-    extern __shared__ __align__(128) unsigned char memory[];
+    constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, COUNT = Stages<D>::COUNT, STAGE = 2 * KEYS * D;
+    extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ float2 bounds[WARPS][16];
     u16* stages = reinterpret_cast<u16*>(memory);
 
@@ -31,8 +31,7 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
     int block = x.block_of(row, range.first * KEYS);
     auto fetch_step = [&](int step) {
         if (step < range.last) {
-            u16* to = stages + (step - range.first) % COUNT * 2 * TILE;
-            fetch<T, D>(x, to, to + TILE, range, step, block, row, kv_head);
+            fetch<T, D>(x, stages + (step - range.first) % COUNT * STAGE, range, step, block, row, kv_head);
             if (step + 1 < range.last) block = x.block_of(row, (step + 1) * KEYS);
         }
         close_copies();
@@ -45,15 +44,14 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
     load_queries<T, D>(q, x, row, kv_head, packed, start);
     const int seen[2] = {start + (packed + lane / 4) / group, start + (packed + lane / 4 + 8) / group};
     Rows<D> rows;
-    float scale = x.scale * 1.44269504088896341f;
     for (int step = range.first; step < range.last; ++step) {
         wait_copies<COUNT - 2>();
         __syncthreads();
         fetch_step(step + COUNT - 1);
-        const u16* from = stages + (step - range.first) % COUNT * 2 * TILE;
+        const u16* keys = stages + (step - range.first) % COUNT * STAGE;
         int line = warp / TILES * SPAN, position = step * KEYS;
         bool masked = position + KEYS - 1 > first_seen || (x.sliding_window && last_seen - position >= x.sliding_window);
-        accumulate<T, D, SPAN>(rows, q, from, from + TILE, line, position + line, seen, x.sliding_window, masked, scale);
+        accumulate<T, D, SPAN>(rows, q, keys, line, position + line, seen, x.sliding_window, masked);
     }
 
     float* sums = reinterpret_cast<float*>(memory);

@@ -18,6 +18,7 @@ struct Stages {
 };
 
 // Element offset of 16 bytes in a tile of KEYS x D: chunks are permuted so that eight rows fall into different banks.
+// The permutation is a XOR, so chunk c + 2k of a row (c < 2) is at the address of chunk c with 32k flipped in it.
 template <int D>
 __device__ int swizzled(int row, int chunk) {
     constexpr int MASK = (D >= 64 ? 8 : D / 8) - 1;
@@ -30,10 +31,12 @@ struct Range {
     int begin, stored, end;
 };
 
-// Rotated queries of a warp's 16 rows as A fragments, rounded to the compute dtype.
+// Rotated queries of a warp's 16 rows as A fragments, rounded to the compute dtype. They carry the scale of the
+// scores, in units of log 2.
 template <class T, int D>
 __device__ void load_queries(u32 (&q)[D / 16][4], const Operands<T>& x, int row, int kv_head, int first, int start) {
     int lane = threadIdx.x % 32, column = 2 * (lane % 4), group = x.heads / x.kv_heads;
+    float2 scale = make_float2(x.scale * 1.44269504088896341f, x.scale * 1.44269504088896341f);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int packed = first + lane / 4 + 8 * half, token = packed / group;
@@ -59,27 +62,27 @@ __device__ void load_queries(u32 (&q)[D / 16][4], const Operands<T>& x, int row,
         for (int c = 0; c < D / 16; ++c)
             turn(part[c], part[c + D / 16], T::load2(x.cosine + at + 8 * c), T::load2(x.sine + at + 8 * c));
 #pragma unroll
-        for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = T::pack(part[c]);
+        for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = T::pack(times(part[c], scale, 1));
     }
 }
 
 // Start the copies of one step; what is behind the row's end becomes zeros, new tokens are made, stored and cached.
 template <class T, int D>
-__device__ void fetch(const Operands<T>& x, u16* keys, u16* values, Range range, int step, int block, int row,
-                      int kv_head) {
-    constexpr int CHUNKS = D / 8;
+__device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, int block, int row, int kv_head) {
+    constexpr int CHUNKS = D / 8, VALUES = KEYS * D;  // values lie behind the keys
     int first = step * KEYS;
+    constexpr int LINES = 32 * WARPS / CHUNKS;  // that the block copies at a time
     i64 base = x.entry(block, kv_head, first) * D;
-    u32 key_tile = shared_address(keys), value_tile = shared_address(values);
+    int to = swizzled<D>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+    u32 tile = shared_address(keys + to);
+    const u16 *from_keys = x.key_cache + base + threadIdx.x * 8, *from_values = x.value_cache + base + threadIdx.x * 8;
 #pragma unroll
-    for (int i = 0; i < KEYS * CHUNKS / (32 * WARPS); ++i) {
-        int unit = threadIdx.x + i * 32 * WARPS, line = unit / CHUNKS, position = first + line;
+    for (int i = 0; i < KEYS / LINES; ++i) {
+        int position = first + threadIdx.x / CHUNKS + i * LINES;
         bool cached = position >= range.begin && position < range.stored;
         if (position >= range.stored && position < range.end) continue;
-        i64 from = cached ? base + unit * 8 : 0;
-        int to = swizzled<D>(line, unit % CHUNKS) * sizeof(u16);
-        copy16(key_tile + to, x.key_cache + from, cached);
-        copy16(value_tile + to, x.value_cache + from, cached);
+        copy16(tile + i * LINES * D * 2, from_keys + i * LINES * D, cached);
+        copy16(tile + (VALUES + i * LINES * D) * 2, from_values + i * LINES * D, cached);
     }
     int lane = threadIdx.x % 32, until = min(range.end, first + KEYS);
     for (int position = max(range.stored, first) + threadIdx.x / 32; position < until; position += WARPS) {
@@ -88,11 +91,12 @@ __device__ void fetch(const Operands<T>& x, u16* keys, u16* values, Range range,
         store_head<T, D>(x.key_cache + base + line * D, key);
         store_head<T, D>(x.value_cache + base + line * D, value);
         if (lane >= D / 4) continue;
-        int low = swizzled<D>(line, lane / 4) + 2 * (lane % 4), high = swizzled<D>(line, D / 16 + lane / 4) + 2 * (lane % 4);
+        int low = swizzled<D>(line, lane / 4) + 2 * (lane % 4);
+        int high = swizzled<D>(line, D / 16 + lane / 4) + 2 * (lane % 4);
         T::store2(keys + low, key.low);
         T::store2(keys + high, key.high);
-        T::store2(values + low, value.low);
-        T::store2(values + high, value.high);
+        T::store2(keys + VALUES + low, value.low);
+        T::store2(keys + VALUES + high, value.high);
     }
 }
 
@@ -106,17 +110,18 @@ struct Rows {
 
 // Scores, softmax and sum over the SPAN keys of this warp in a step that is in shared memory.
 template <class T, int D, int SPAN>
-__device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* keys, const u16* values, int line,
-                           int position, const int (&seen)[2], int sliding_window, bool masked, float scale) {
+__device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* keys, int line, int position,
+                           const int (&seen)[2], int sliding_window, bool masked) {
     int lane = threadIdx.x % 32;
     float score[SPAN / 8][4] = {};
     u32 fragment[4];
+    u32 key_at = shared_address(keys + swizzled<D>(line + lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    u32 value_at = shared_address(keys + KEYS * D + swizzled<D>(line + lane % 16, lane / 16));
 #pragma unroll
     for (int k = 0; k < D / 16; ++k)
 #pragma unroll
         for (int n = 0; n < SPAN / 16; ++n) {
-            int at = line + 16 * n + lane / 16 * 8 + lane % 8;
-            load_matrices(fragment, shared_address(keys + swizzled<D>(at, 2 * k + lane / 8 % 2)));
+            load_matrices(fragment, (key_at ^ 32 * k) + 16 * n * D * 2);
             T::product(score[2 * n], q[k], fragment[0], fragment[1]);
             T::product(score[2 * n + 1], q[k], fragment[2], fragment[3]);
         }
@@ -127,7 +132,7 @@ __device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* 
         for (int i = 0; i < 4; ++i) {
             int distance = seen[i / 2] - (position + 8 * n + 2 * (lane % 4) + i % 2);
             bool hidden = masked && (distance < 0 || (sliding_window && distance >= sliding_window));
-            score[n][i] = hidden ? -INFINITE : score[n][i] * scale;
+            score[n][i] = hidden ? -INFINITE : score[n][i];
             top[i / 2] = fmaxf(top[i / 2], score[n][i]);
         }
 #pragma unroll
@@ -157,10 +162,9 @@ __device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* 
                                T::pack(make_float2(score[2 * n][2], score[2 * n][3])),
                                T::pack(make_float2(score[2 * n + 1][0], score[2 * n + 1][1])),
                                T::pack(make_float2(score[2 * n + 1][2], score[2 * n + 1][3]))};
-        int at = line + 16 * n + lane % 16;
 #pragma unroll
         for (int d = 0; d < D / 16; ++d) {
-            load_transposed(fragment, shared_address(values + swizzled<D>(at, 2 * d + lane / 16)));
+            load_transposed(fragment, (value_at ^ 32 * d) + 16 * n * D * 2);
             T::product(rows.sum[2 * d], weight, fragment[0], fragment[1]);
             T::product(rows.sum[2 * d + 1], weight, fragment[2], fragment[3]);
         }

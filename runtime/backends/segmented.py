@@ -18,6 +18,7 @@ from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import InternalError
 from tandemrt.engines.manifest import EngineName, Segments
 from tandemrt.plugins.kernels.attention import AttentionLauncher
+from tandemrt.plugins.kernels.attention_plan import Workspace
 from tandemrt.plugins.kernels.module import KernelModule
 from tandemrt.plugins.kernels.swiglu import SwigluLauncher
 from tandemrt.runtime.backends.base import Call, check_tensors
@@ -51,6 +52,7 @@ class SegmentedEngine:
         self._layers = len(segments.sliding_window)
         self._attention = KernelModule.open(kernels, "attention", device)
         self._swiglu = KernelModule.open(kernels, "swiglu", device)
+        self._workspace = Workspace(device)
         self._widths = {_kind(name): width for piece in pieces for name, width in piece.widths.items()}
         dtype = getattr(torch, contract["logits"].dtype)
         self._buffers = {
@@ -115,6 +117,7 @@ class SegmentedEngine:
             heads=given.heads,
             kv_heads=given.kv_heads,
             scale=given.scale,
+            workspace=self._workspace,
             epsilon=given.epsilon,
             sliding_window=given.sliding_window[layer],
         )

@@ -1,0 +1,131 @@
+"""``window_attention`` on the GPU."""
+
+import numpy as np
+import torch
+
+from tandemrt.plugins.kernels.attention_plan import KEYS, WARPS, Plan, Processors, Workspace
+from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
+
+HEAD_DIMS = (32, 64, 128)
+_SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_BLOCK = (32 * WARPS, 1, 1)
+
+
+class AttentionLauncher:
+    """One call, bound: shapes and meanings as in ``tandemrt.plugins.reference.window_attention``.
+
+    ``module``: the kernels of ``attention``. All tensors contiguous on its device, of one dtype (bfloat16, float16;
+    float32 is plain and slow) but ``block_table`` int32 and ``write_index`` int64. The caches are updated in place,
+    ``mixed`` receives the result. A block of the cache holds a multiple of 64 positions, unless a row has only one.
+    Calls that share a ``workspace`` must follow one another. Capturable: a run allocates nothing and reads nothing on
+    the host; a captured run serves any table and any lengths. ``splits`` overrides how many blocks share a row's keys.
+    """
+
+    def __init__(
+        self,
+        module: KernelModule,
+        qkv: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        write_index: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        mixed: torch.Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        scale: float,
+        workspace: Workspace,
+        epsilon: float = 1e-6,
+        sliding_window: int = 0,
+        splits: int | None = None,
+    ) -> None:
+        blocks, _, block_size, head_dim = key_cache.shape
+        batch, query, _ = qkv.shape
+        max_blocks = block_table.shape[1]
+        positions = len(cosine)
+        half = head_dim // 2
+        _check("qkv", qkv, qkv.dtype, (batch, query, (heads + 2 * kv_heads) * head_dim))
+        _check("key_cache", key_cache, qkv.dtype, (blocks, kv_heads, block_size, head_dim))
+        _check("value_cache", value_cache, qkv.dtype, (blocks, kv_heads, block_size, head_dim))
+        _check("block_table", block_table, torch.int32, (batch, max_blocks))
+        _check("write_index", write_index, torch.int64, (batch,))
+        _check("cosine", cosine, qkv.dtype, (positions, half))
+        _check("sine", sine, qkv.dtype, (positions, half))
+        _check("mixed", mixed, qkv.dtype, (batch, query, heads * head_dim))
+        for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+            if norm is not None:
+                _check(name, norm, qkv.dtype, (head_dim,))
+        _check_sizes(heads, kv_heads, head_dim, block_size, max_blocks, qkv.dtype, (q_norm is None, k_norm is None))
+
+        self.plan = Plan.of(
+            batch=batch,
+            query=query,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            capacity=max_blocks * block_size,
+            processors=Processors.of(qkv.device),
+            splits=splits,
+        )
+        suffix = f"{_SUFFIX[qkv.dtype]}_{head_dim}"
+        inputs = (qkv, key_cache, value_cache, block_table, write_index, cosine, sine, q_norm, k_norm)
+        sizes = tuple(map(np.int32, (query, heads, kv_heads, block_size, max_blocks, sliding_window)))
+        floats = (np.float32(scale), np.float32(epsilon))
+        caches = (key_cache, value_cache)
+        plain = qkv.dtype == torch.float32
+        self._device = qkv.device
+        self._launches = []
+        if plain or not self.plan.appends:
+            grid = (-(-query * kv_heads // WARPS), batch, 1)
+            kernel = module.kernel(f"append_{suffix}")
+            self._launches.append(Launch(kernel, grid, _BLOCK, *inputs, *sizes, *floats, *caches))
+        if plain:
+            grid = (-(-query * heads // WARPS), batch, 1)
+            kernel = module.kernel(f"attend_{suffix}")
+            self._launches.append(Launch(kernel, grid, _BLOCK, *inputs, *sizes, *floats, mixed, *caches))
+        else:
+            kernel = module.kernel(f"attend_{suffix}_{self.plan.rows}", shared=self.plan.shared)
+            cut = (np.int32(self.plan.splits), np.int32(self.plan.appends))
+            parts = workspace.parts(self.plan)
+            outputs = (mixed, *caches, parts.sums, parts.bounds, parts.tickets)
+            arguments = (*inputs, *sizes, *cut, *floats, *outputs)
+            self._launches.append(Launch(kernel, self.plan.grid, _BLOCK, *arguments, shared=self.plan.shared))
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        stream = current_stream(self._device)
+        for launch in self._launches:
+            launch.run(stream)
+
+
+def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name}: a contiguous {dtype}{list(shape)} is needed, got {tensor.dtype}{list(tensor.shape)} "
+            f"with strides {tensor.stride()}"
+        )
+
+
+def _check_sizes(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    max_blocks: int,
+    dtype: torch.dtype,
+    no_norm: tuple[bool, bool],
+) -> None:
+    if dtype not in _SUFFIX:
+        raise ValueError(f"qkv: one of {', '.join(map(str, _SUFFIX))} is needed, got {dtype}")
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"head_dim: one of {HEAD_DIMS} is needed, got {head_dim}")
+    if heads < 1 or heads % kv_heads:
+        raise ValueError(f"heads: a multiple of the {kv_heads} KV heads is needed, got {heads}")
+    if block_size % KEYS and max_blocks > 1:
+        raise ValueError(f"block_size: a multiple of {KEYS} is needed where a row has several, got {block_size}")
+    if len(set(no_norm)) > 1:
+        raise ValueError("q_norm, k_norm: both or neither are needed")
