@@ -69,7 +69,7 @@ def build(
             with clock.step(f"Build, compile and check {graph.file}"):
                 save_model(graph.make(), folder / graph.file)
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
-        kernels = {}
+        kernels: dict[str, str] = {}
         for name in kernel_names() if recipe.architectures else ():
             with clock.step(f"Compile {name}.cu for {', '.join(recipe.architectures)}"):
                 kernels |= compile_into(folder, name, recipe.architectures)

@@ -53,11 +53,21 @@ CONFIGS = {
     "mistral tied": lambda: MistralConfig(**DIMS, sliding_window=CAPACITY, head_dim=None, tie_word_embeddings=True),
 }
 
+# Attention that does not reach back to the beginning: in all layers, and in one of two.
+SLIDING = {
+    "mistral sliding": lambda: MistralConfig(**DIMS, sliding_window=24, head_dim=None),
+    "qwen3 sliding in its second layer": lambda: Qwen3Config(
+        **DIMS, head_dim=16, use_sliding_window=True, sliding_window=24, max_window_layers=1
+    ),
+}
+
 
 def make_checkpoint(case: str, folder: Path, dtype: torch.dtype = torch.float32, **save: object) -> PreTrainedModel:
     """Save a random checkpoint and return the model. Norms and biases are random too: at 1 and 0 they hide mistakes."""
     generator = torch.Generator().manual_seed(11)
-    model = AutoModelForCausalLM.from_config(CONFIGS[case](), dtype=dtype, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(
+        (CONFIGS | SLIDING)[case](), dtype=dtype, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
