@@ -10,7 +10,16 @@ from tandemrt import __version__
 from tandemrt.engines.manifest import EngineName, Provenance
 
 # The packages that decide the bytes of a bundle; those that are not installed had no part in it.
-PACKAGES = ("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "tensorrt-rtx-cu13-bindings", "tokenizers")
+PACKAGES = (
+    "numpy",
+    "onnx",
+    "onnx-ir",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "tensorrt",
+    "tensorrt-rtx-cu13-bindings",
+    "tokenizers",
+)
 
 
 def collect(*, recipe: str, checkpoints: dict[EngineName, str]) -> Provenance:

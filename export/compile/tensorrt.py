@@ -15,7 +15,7 @@ from tandemrt.engines.errors import BackendUnavailable, BadRecipe
 from tandemrt.engines.recipe_tensorrt import TensorRt, TensorRtRtx
 from tandemrt.engines.tensorrt import load, logger
 from tandemrt.export.compile import tensorrt_inspect as inspector
-from tandemrt.export.compile.tensorrt_config import configure, load_timings, save_timings, timing_cache_file
+from tandemrt.export.compile.tensorrt_config import configure, gpu, load_timings, save_timings, timing_cache_file
 from tandemrt.export.compile.tensorrt_listeners import Progress, progress_monitor
 from tandemrt.export.compile.tensorrt_network import contract_of, count_layers, inputs, parse, symbols
 from tandemrt.export.compile.tensorrt_profiles import Profile, optimization_profile
@@ -59,6 +59,7 @@ def build_engine(
     begin = time.perf_counter()
     trt = load(options.name)
     if isinstance(options, TensorRt):
+        gpu()  # asked first: what TensorRT 11.4 gives where CUDA does not start crashes when it is freed
         plugins.register()  # the parser takes a plugin only if it is registered by then
     builder = _builder(trt, options.name)
     network = parse(trt, builder, onnx_path)
@@ -101,9 +102,12 @@ def _builder(trt: Any, backend: str) -> Any:
     log = logger(trt)
     log.forget()
     try:
-        return trt.Builder(log)
-    except TypeError as error:  # how pybind11 says that the factory gave nothing
-        raise BackendUnavailable(f"{backend} {trt.__version__} cannot start its builder: {log.said()}") from error
+        builder = trt.Builder(log)
+    except TypeError:  # how pybind11 says that the factory gave nothing
+        builder = None
+    if builder is None or log.errors:
+        raise BackendUnavailable(f"{backend} {trt.__version__} cannot start its builder: {log.said()}")
+    return builder
 
 
 def _write(path: Path, plan: Any) -> None:

@@ -1,5 +1,6 @@
 """From an engine file to a deserialised engine, or to the refusal that says what stands in the way."""
 
+import ctypes
 import mmap
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ def deserialise(trt: Any, name: EngineName, entry: Entry, file: Path) -> Any:
     log = logger(trt)
     log.forget()
     runtime = trt.Runtime(log)
+    if log.errors:
+        # TensorRT gives an empty object all the same, which crashes the process when it is used and when it is freed.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(runtime))
+        raise BackendUnavailable(f"engine {name!r}: {entry.backend} {trt.__version__} cannot start: {log.said()}")
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         engine = runtime.deserialize_cuda_engine(data)
         if engine is not None:
