@@ -56,9 +56,9 @@ def window_attention(
         )
         distance = positions[row][:, None] - seen
         visible = (distance >= 0) & ((distance < sliding_window) | (sliding_window == 0))
-        scores = np.where(visible, scale * np.einsum("qhd,thd->hqt", q[row], keys), -np.inf)
+        scores = np.where(visible, scale * (q[row].swapaxes(0, 1) @ keys.transpose(1, 2, 0)), -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed[row] = np.einsum("hqt,thd->qhd", weights / weights.sum(-1, keepdims=True), values)
+        mixed[row] = (weights / weights.sum(-1, keepdims=True) @ values.swapaxes(0, 1)).swapaxes(0, 1)
     return mixed.reshape(batch, query, -1).astype(qkv.dtype), key_cache, value_cache
 
 

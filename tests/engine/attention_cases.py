@@ -1,0 +1,90 @@
+"""Calls of ``window_attention`` with ragged rows, for comparing its faces."""
+
+import ml_dtypes
+import numpy as np
+
+from tandemrt.plugins.reference import window_attention
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+NAMES = ("qkv", "key_cache", "value_cache", "block_table", "write_index", "cosine", "sine", "q_norm", "k_norm")
+
+
+def case(
+    lengths,
+    query,
+    *,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    block_size=64,
+    max_blocks=None,
+    norm=False,
+    dtype=np.float32,
+    seed=0,
+):
+    """Tensors by name: rows that have cached ``lengths`` tokens each, in blocks of any order.
+
+    Every cache entry that no row has written is NaN. Block 0 is scratch; a row of length 0 has all its blocks there.
+    """
+    rng = np.random.default_rng([seed, query, head_dim])
+    batch = len(lengths)
+    if max_blocks is None:
+        max_blocks = -(-(max(lengths) + query) // block_size)
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(dtype)
+
+    table = 1 + rng.permutation(batch * max_blocks).reshape(batch, max_blocks).astype(np.int32)
+    table[np.array(lengths) == 0] = 0
+    caches = [np.full((1 + batch * max_blocks, kv_heads, block_size, head_dim), np.nan, dtype) for _ in range(2)]
+    for row, length in enumerate(lengths):
+        positions = np.arange(length)
+        for cache in caches:
+            cache[table[row, positions // block_size], :, positions % block_size] = normal(length, kv_heads, head_dim)
+    angles = rng.uniform(0, 2 * np.pi, (max_blocks * block_size, head_dim // 2))
+    norms = [1 + normal(head_dim) / 4 for _ in range(2)] if norm else [None, None]
+    values = [
+        normal(batch, query, (heads + 2 * kv_heads) * head_dim),
+        *caches,
+        table,
+        np.array(lengths, np.int64),
+        np.cos(angles).astype(dtype),
+        np.sin(angles).astype(dtype),
+        *(None if each is None else each.astype(dtype) for each in norms),
+    ]
+    return dict(zip(NAMES, values, strict=True))
+
+
+def attributes(*, heads=4, kv_heads=2, head_dim=64, sliding_window=0):
+    return {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "scale": head_dim**-0.5,
+        "epsilon": 1e-6,
+        "sliding_window": sliding_window,
+    }
+
+
+def expected(tensors, given):
+    """What the definition says: mixed and both caches."""
+    return window_attention(*(tensors[name] for name in NAMES), **given)
+
+
+def assert_close(found, wanted, tensors, tolerance):
+    """Results of live rows are near; the caches too, and what no token was written to has not changed."""
+    live = tensors["write_index"] > 0
+    np.testing.assert_allclose(_wide(found[0])[live], _wide(wanted[0])[live], rtol=tolerance, atol=tolerance)
+    for mine, theirs, name in zip(found[1:], wanted[1:], ("key_cache", "value_cache"), strict=True):
+        mine, theirs, before = (_wide(cache)[1:] for cache in (mine, theirs, tensors[name]))
+        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance)
+        untouched = ~((theirs != before) & ~np.isnan(theirs))
+        np.testing.assert_array_equal(mine[untouched], before[untouched])
+
+
+def tolerance(dtype):
+    """Of a sum of numbers near one, each rounded a few times on its way: two units in the last place."""
+    return 2e-5 if dtype == np.float32 else 2 * float(ml_dtypes.finfo(dtype).eps)
+
+
+def _wide(values):
+    return values.astype(np.float64)

@@ -1,0 +1,225 @@
+"""Attention of new tokens over a paged cache: the definition against transformers, the function body against it."""
+
+import re
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, Qwen3Config
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding
+
+from tandemrt.plugins import functions
+from tandemrt.plugins.kernels.attention import AttentionLauncher
+from tandemrt.plugins.kernels.attention_plan import KEYS, MAX_SPLITS, Plan, Processors, Workspace
+from tandemrt.plugins.kernels.compile import compile_kernel
+from tandemrt.plugins.operators import DOMAIN
+from tandemrt.plugins.reference import window_attention
+from tests.engine.attention_cases import NAMES, assert_close, attributes, case, expected, tolerance
+
+ELEMENTS = {np.float32: ir.DataType.FLOAT, np.float16: ir.DataType.FLOAT16}
+HOPPER = Processors(count=132, shared=233472)
+
+
+def transformer(kind):
+    """An attention layer of transformers in float32, its rotary embedding and its mask; the output is not projected."""
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    sliding = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0} if kind == "sliding" else {}
+    config = LlamaConfig(**sizes) if kind == "llama" else Qwen3Config(**sizes, num_hidden_layers=1, **sliding)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    layer = (LlamaAttention if kind == "llama" else Qwen3Attention)(config, 0)
+    rotary = (LlamaRotaryEmbedding if kind == "llama" else Qwen3RotaryEmbedding)(config)
+    mask = create_sliding_window_causal_mask if kind == "sliding" else create_causal_mask
+    with torch.no_grad():
+        for name, weight in layer.named_parameters():
+            weight.copy_(torch.eye(128) if "o_proj" in name else weight + torch.randn_like(weight) / 8)
+    return layer, rotary, lambda x: mask(config, x, None, None)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "sliding"])
+def test_the_definition_is_the_attention_of_transformers(kind):
+    """Three ragged rows in chunks of 5, 3 and 1 tokens, each through its own table, against whole texts."""
+    layer, rotary, mask = transformer(kind)
+    lengths, block_size = [19, 4, 11], 8
+    hidden = [torch.randn(1, length, 128) for length in lengths]
+    with torch.no_grad():
+        whole = [layer(x, rotary(x, torch.arange(x.shape[1])[None]), mask(x))[0][0].numpy() for x in hidden]
+        qkv = [torch.cat([p(x[0]) for p in (layer.q_proj, layer.k_proj, layer.v_proj)], -1).numpy() for x in hidden]
+        cosine, sine = (table[0, :, :16].numpy() for table in rotary(hidden[0], torch.arange(24)[None]))
+    norms = [] if kind == "llama" else [norm.weight.detach().numpy() for norm in (layer.q_norm, layer.k_norm)]
+    table = np.array([[5, 2, 9], [1, 7, 8], [4, 3, 6]], np.int32)
+    keys = values = np.full((10, 2, block_size, 32), np.nan, np.float32)
+    given = attributes(head_dim=32, sliding_window=7 if kind == "sliding" else 0)
+    for row, length in enumerate(lengths):
+        done = 0
+        for chunk in [5, 3, *[1] * length]:
+            chunk = min(chunk, length - done)
+            if not chunk:
+                break
+            new = qkv[row][None, done : done + chunk]
+            mixed, keys, values = window_attention(
+                new, keys, values, table[row : row + 1], [done], cosine, sine, *norms, **given
+            )
+            np.testing.assert_allclose(mixed[0], whole[row][done : done + chunk], rtol=2e-5, atol=2e-5)
+            done += chunk
+
+
+@pytest.mark.parametrize("sliding_window", [0, 1, 70])
+def test_rows_in_one_call_are_the_rows_one_by_one(sliding_window):
+    tensors, given = case([3, 0, 64, 100], 5), attributes(sliding_window=sliding_window)
+    together = expected(tensors, given)
+    for row in (0, 2, 3):
+        one = {n: tensors[n][row : row + 1] for n in ("qkv", "block_table", "write_index")}
+        np.testing.assert_array_equal(expected(tensors | one, given)[0][0], together[0][row])
+
+
+def test_a_window_is_its_tokens_one_after_the_other():
+    tensors, given = case([62, 9], 4, norm=True), attributes(sliding_window=33)
+    mixed, *caches = expected(tensors, given)
+    for j in range(4):
+        one = {"qkv": tensors["qkv"][:, j : j + 1], "write_index": tensors["write_index"] + j}
+        single, tensors["key_cache"], tensors["value_cache"] = expected(tensors | one, given)
+        np.testing.assert_allclose(single[:, 0], mixed[:, j], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(tensors["key_cache"], caches[0])
+
+
+@pytest.fixture(scope="module")
+def session():
+    """Sessions by dtype, norm and attributes, each opened once."""
+    opened = {}
+
+    def get(dtype, norm, given):
+        key = (dtype, norm, *given.values())
+        if key not in opened:
+            opened[key] = onnxruntime.InferenceSession(_model(dtype, norm, given), providers=["CPUExecutionProvider"])
+        return opened[key]
+
+    return get
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS)
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("sliding_window", [0, 9])
+@pytest.mark.parametrize("lengths", [[0, 5, 64, 130], [63], [1, 127]])
+@pytest.mark.parametrize("query", [1, 2, 5, 16])
+def test_the_function_body_equals_the_definition(session, dtype, norm, sliding_window, lengths, query):
+    """Unused entries are NaN. With a cache bound to both input and output it is updated in place."""
+    tensors = case(lengths, query, head_dim=32, norm=norm, dtype=dtype)
+    given = attributes(head_dim=32, sliding_window=sliding_window)
+    opened, wanted = session(dtype, norm, given), expected(tensors, given)
+    feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
+    assert_close(opened.run(["mixed", "key", "value"], feed), wanted, tensors, tolerance(dtype))
+
+    held = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array.copy()) for name, array in feed.items()}
+    binding = opened.io_binding()
+    for name, value in held.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("mixed")
+    binding.bind_ortvalue_output("key", held["key_cache"])
+    binding.bind_ortvalue_output("value", held["value_cache"])
+    opened.run_with_iobinding(binding)
+    found = [binding.copy_outputs_to_cpu()[0], held["key_cache"].numpy(), held["value_cache"].numpy()]
+    assert_close(found, wanted, tensors, tolerance(dtype))
+
+
+def test_the_function_body_takes_one_block_of_any_size_per_row(session):
+    tensors, given = case([70, 3], 3, head_dim=32, block_size=101, max_blocks=1), attributes(head_dim=32)
+    feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
+    found = session(np.float32, False, given).run(["mixed", "key", "value"], feed)
+    assert_close(found, expected(tensors, given), tensors, tolerance(np.float32))
+
+
+def test_free_rows_write_to_the_scratch_block_and_nowhere_else(session):
+    tensors, given = case([0, 65, 0], 5, head_dim=32), attributes(head_dim=32)
+    feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
+    _, key, _ = session(np.float32, False, given).run(["mixed", "key", "value"], feed)
+    written = {block for block in range(len(key)) if not np.array_equal(key[block], feed["key_cache"][block], True)}
+    assert written == {0, tensors["block_table"][1, 1]}
+
+
+def test_the_kernels_need_no_spilled_registers():
+    cubin, _ = compile_kernel("attention", ["9.0"])
+    spills = [int(count) for count in re.findall(r"(\d+) bytes spill", cubin.log)]
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", cubin.log)]
+    assert len(registers) == 30
+    assert max(spills) == 0
+    assert max(registers) <= 255
+
+
+@settings(deadline=None)
+@given(
+    batch=st.integers(1, 256),
+    query=st.integers(1, 2048),
+    kv_heads=st.sampled_from([1, 2, 8, 32]),
+    group=st.sampled_from([1, 2, 4, 7, 8]),
+    head_dim=st.sampled_from([32, 64, 128]),
+    capacity=st.integers(1, 131072),
+)
+def test_a_plan_covers_every_row_and_fits_the_device(batch, query, kv_heads, group, head_dim, capacity):
+    sizes = {"batch": batch, "query": query, "heads": kv_heads * group, "kv_heads": kv_heads, "head_dim": head_dim}
+    plan = Plan.of(**sizes, capacity=capacity, processors=HOPPER)
+    assert plan.tiles * plan.rows >= query * group > (plan.tiles - 1) * plan.rows
+    assert 1 <= plan.splits <= min(MAX_SPLITS, -(-capacity // KEYS))
+    assert plan.grid == (plan.tiles * plan.splits, kv_heads, batch)
+    assert plan.shared <= HOPPER.shared
+    assert plan.shared >= max(4 * 16 * (head_dim + 8) * 4, plan.splits * plan.rows * 8)  # what is merged in its place
+
+
+def test_few_rows_share_the_processors_and_many_do_not_split():
+    sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": HOPPER}
+    assert [Plan.of(batch=batch, **sizes).splits for batch in (1, 8, 16, 64)] == [32, 6, 3, 1]
+
+
+def test_a_workspace_grows_and_is_shared():
+    sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": HOPPER}
+    workspace = Workspace("cpu")
+    plans = [Plan.of(batch=batch, **sizes) for batch in (16, 1, 64, 8)]
+    parts = [workspace.parts(plan) for plan in plans]
+    assert all(each.hold(plan) for each, plan in zip(parts, plans, strict=True))
+    assert parts[0] is parts[1] is parts[2]
+    assert not parts[-1].tickets.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"qkv": torch.zeros(2, 3, 500)}, "qkv: a contiguous"),
+        ({"block_table": torch.zeros(2, 2, dtype=torch.int64)}, "block_table: a contiguous torch.int32"),
+        ({"mixed": torch.zeros(2, 256, 3).transpose(1, 2)}, "mixed: a contiguous"),
+        ({"q_norm": torch.ones(64)}, "both or neither"),
+        ({"key_cache": torch.zeros(5, 2, 48, 64), "value_cache": torch.zeros(5, 2, 48, 64)}, "multiple of 64"),
+    ],
+    ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
+)
+def test_what_does_not_fit_is_refused_by_name(change, message):
+    tensors = {n: v if v is None else torch.from_numpy(v) for n, v in case([70, 3], 3).items()}
+    tensors = {**tensors, "mixed": torch.zeros(2, 3, 256)} | change
+    with pytest.raises(ValueError, match=message):
+        AttentionLauncher(None, *tensors.values(), workspace=Workspace("cpu"), **attributes())
+
+
+def _model(dtype, norm, given):
+    """A graph of one node that carries the function."""
+    element = ELEMENTS[dtype]
+    ranks = dict(zip(NAMES, (3, 4, 4, 2, 1, 2, 2, 1, 1), strict=True))
+    types = {"block_table": ir.DataType.INT32, "write_index": ir.DataType.INT64}
+    names = NAMES if norm else NAMES[:-2]
+
+    def value(name, rank):
+        dims = [f"{name}_{axis}" for axis in range(rank)]
+        return onnx.helper.make_tensor_value_info(name, int(types.get(name, element)), dims)
+
+    node = onnx.helper.make_node("window_attention", names, ["mixed", "key", "value"], domain=DOMAIN, **given)
+    outputs = [value("mixed", 3), value("key", 4), value("value", 4)]
+    graph = onnx.helper.make_graph([node], "attention", [value(name, ranks[name]) for name in names], outputs)
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in (("", functions.OPSET), (DOMAIN, 1))]
+    body = ir.to_proto(functions.window_attention(qk_norm=norm))
+    model = onnx.helper.make_model(graph, functions=[body], opset_imports=imports, ir_version=11)
+    return model.SerializeToString()
