@@ -1,0 +1,155 @@
+"""How the runtime drives a TensorRT engine: contexts, addresses, memory, and a refusal whenever a run is not one."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tandemrt.engines.errors import BackendUnavailable, BadBundle, InternalError
+from tandemrt.runtime.backends import tensorrt as backend
+from tandemrt.runtime.backends.tensorrt_open import require_bindings
+from tests.plain.stand_in_tensorrt import CAPACITY, CONTRACT, MEMORY, RTX, TENSORRT, VOCAB, Engine
+
+CPU = torch.device("cpu")
+
+
+class Log:
+    def __init__(self):
+        self.errors = []
+
+    def forget(self):
+        self.errors.clear()
+
+    def said(self):
+        return "; ".join(self.errors)
+
+
+@pytest.fixture
+def state(monkeypatch, tmp_path):
+    """The device as torch describes it, and what TensorRT has said."""
+    state = SimpleNamespace(capturing=False, free=1 << 20, log=Log())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (state.free, 1 << 30))
+    monkeypatch.setattr(backend, "logger", lambda _: state.log)
+    return state
+
+
+def opened(state, module=TENSORRT, **departures):
+    engine = Engine(state.log, **departures)
+    return engine, backend.TensorRtEngine(SimpleNamespace(**module), engine, "target", CONTRACT, CPU, key="0" * 64)
+
+
+def tensors(batch, query, first=10):
+    return {
+        "token_ids": torch.arange(first, first + batch * query).view(batch, query),
+        "write_index": torch.arange(batch),
+        "past_key.0": torch.zeros(batch, CAPACITY),
+        "logits": torch.full((batch, query, VOCAB), -1.0),
+    }
+
+
+def check(given):
+    batch, query = given["token_ids"].shape
+    assert torch.equal(given["logits"], (given["token_ids"] + 0.5).float()[..., None].expand(batch, query, VOCAB))
+    for row in range(batch):
+        assert torch.equal(given["past_key.0"][row, row : row + query], given["token_ids"][row].float())
+
+
+def test_a_run_writes_what_was_bound_and_the_cache_in_place(state):
+    _, engine = opened(state)
+    given = tensors(2, 3)
+    engine.bind(given).run()
+    check(given)
+
+
+def test_calls_of_the_same_shapes_share_a_context_and_keep_to_their_own_tensors(state):
+    real, engine = opened(state)
+    given = [tensors(2, 3, first) for first in (10, 50)]
+    calls = [engine.bind(each) for each in given]
+    for index in (0, 1, 0, 0, 1):
+        given[index]["logits"].fill_(-1)
+        calls[index].run()
+        check(given[index])
+    assert len(real.contexts) == 1
+
+
+def test_other_shapes_get_a_context_of_their_own_with_the_profile_tuned_closest(state):
+    real, engine = opened(state)
+    for shape in ((1, 6), (4, 3), (3, 3), (1, 5)):
+        given = tensors(*shape)
+        engine.bind(given).run()
+        check(given)
+    assert [context.profile for context in real.contexts] == [0, 1, 1, 0]
+
+
+def test_all_contexts_work_in_one_piece_of_memory(state):
+    real, engine = opened(state)
+    for shape in ((1, 6), (4, 3)):
+        engine.bind(tensors(*shape)).run()
+    assert {context.memory[0] for context in real.contexts} == {engine._memory.data_ptr()}
+    assert [context.memory[1] for context in real.contexts] == [MEMORY, MEMORY]
+    assert [context.how for context in real.contexts] == ["user managed", "user managed"]
+
+
+def test_a_run_that_is_refused_is_no_answer(state):
+    real, engine = opened(state)
+    call = engine.bind(tensors(2, 3))
+    real.contexts[0].refuses = True
+    with pytest.raises(InternalError, match="engine 'target': TensorRT refuses to run: no such kernel"):
+        call.run()
+
+
+def test_the_first_run_must_not_be_captured_and_later_ones_may(state):
+    real, engine = opened(state)
+    call = engine.bind(tensors(2, 3))
+    state.capturing = True
+    with pytest.raises(InternalError, match="run once before capture"):
+        call.run()
+    assert real.contexts[0].runs == 0
+    state.capturing = False
+    call.run()
+    state.capturing = True
+    call.run()
+    assert real.contexts[0].runs == 2
+
+
+def test_shapes_without_a_profile_are_a_bug_and_said_so(state):
+    _, engine = opened(state)
+    with pytest.raises(InternalError, match="no profile takes"):
+        engine.bind(tensors(4, 7))
+
+
+def test_memory_for_the_contexts_must_be_free(state):
+    state.free = MEMORY - 1
+    with pytest.raises(BackendUnavailable, match="scratch memory of engine target"):
+        opened(state)
+
+
+@pytest.mark.parametrize(
+    ("departure", "message"),
+    [
+        ({"in_place": False}, r"present_key\.0 does not update past_key\.0 in place"),
+        ({"host": ("write_index",)}, "write_index is read in host memory"),
+        ({"dtype": "HALF"}, r"input past_key\.0 float16.* should be past_key\.0 float32"),
+    ],
+)
+def test_an_engine_that_departs_from_the_contract_is_refused(state, departure, message):
+    require_bindings("target", Engine(state.log), CONTRACT)
+    with pytest.raises(BadBundle, match=message):
+        require_bindings("target", Engine(state.log, **departure), CONTRACT)
+
+
+@pytest.mark.parametrize(("capturable", "graphs"), [(True, ["disabled"]), (False, ["disabled", "whole"])])
+def test_tensorrt_rtx_replays_graphs_of_its_own_where_the_runtime_cannot_capture(state, tmp_path, capturable, graphs):
+    real, engine = opened(state, TENSORRT | RTX, capturable=capturable)
+    given = tensors(2, 3)
+    engine.bind(given).run()
+    check(given)
+    assert engine.capturable is capturable
+    assert [context.how.cuda_graph_strategy for context in real.contexts] == graphs
+    assert {context.how.strategy for context in real.contexts} == {"user managed"}
+    del engine
+    (file,) = tmp_path.rglob("*.kernels")
+    assert file.read_bytes() == b"kernels", "what was compiled is kept for the next start"
