@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.digest import file_digest, holds_weights
+from tandemrt.engines.digest import file_digests, holds_weights
 from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.manifest import FILE_NAME, Draft, Engine, EngineName, Limits, Manifest, Markers
 
@@ -49,13 +49,17 @@ class Bundle:
             name for name in found if name not in self.manifest.files and name != FILE_NAME and not _hidden(name)
         )
         lines = [f"{name} must be in the manifest; it was added after the build" for name in strangers]
+        whole: list[str] = []
         for name, expected in sorted(self.manifest.files.items()):
             if name not in found:
                 lines.append(f"{name} must exist; it is missing")
             elif (size := found[name].stat().st_size) != expected.size:
                 lines.append(f"{name} must have {expected.size} bytes; it has {size}")
-            elif (verify or not holds_weights(name)) and (digest := file_digest(found[name])) != expected.sha256:
-                lines.append(f"{name} must have sha256 {expected.sha256}; it has {digest}")
+            elif verify or not holds_weights(name):
+                whole.append(name)
+        for name, digest in zip(whole, file_digests(found[name] for name in whole), strict=True):
+            if digest != self.manifest.files[name].sha256:
+                lines.append(f"{name} must have sha256 {self.manifest.files[name].sha256}; it has {digest}")
         return lines
 
     def engine(self, name: EngineName) -> Engine:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tandemrt.engines.bundle import TOKENIZER
-from tandemrt.engines.digest import combined_digest, file_digest
+from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
 from tandemrt.export.builder import save_model
@@ -140,7 +140,8 @@ def _draft(recipe: Recipe) -> Draft:
 def _files(folder: Path) -> dict[str, File]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
-        path.relative_to(folder).as_posix(): File(sha256=file_digest(path), size=path.stat().st_size) for path in paths
+        path.relative_to(folder).as_posix(): File(sha256=digest, size=path.stat().st_size)
+        for path, digest in zip(paths, file_digests(paths), strict=True)
     }
 
 

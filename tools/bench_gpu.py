@@ -1,0 +1,209 @@
+"""Measure the round at scale: an 8B Llama shape and a draft that agrees with it, both random, made on the spot.
+
+    python -m tools.bench_gpu --json gpu.json                                    # one H200, bfloat16
+    python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a try
+
+Prints as it goes: milliseconds per round by piece of the device's work, the target against its memory floor, tokens/s,
+acceptance and speed-up for every batch; then a JSON grammar, a thinking budget and a seed on every request against
+none of them; then what the GPU does in a round. A part that fails is reported and does not hide the others.
+"""
+
+import json
+import statistics
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from tandemrt import LLM
+from tandemrt.engines.bundle import Bundle
+from tools.gpu import requests
+from tools.gpu.burst import Burst, Measured
+from tools.gpu.models import floor_ms, make_bundle, make_models
+from tools.gpu.trace import traced
+from tools.random_checkpoint import Size
+
+console = Console(width=160, soft_wrap=True, highlight=False)
+WARM = 32  # tokens of every request before anything is measured
+PIECES = ("propose", "target", "verify")
+
+
+class Bench:
+    """The results so far, and the file they are written to after every part."""
+
+    def __init__(self, out: Path | None) -> None:
+        self.results: dict[str, Any] = {}
+        self._out = out
+
+    def part(self, name: str, work: Callable[[], Any]) -> Any:
+        """Run one part and keep what it returns; a failure is kept in its place."""
+        begin = time.perf_counter()
+        console.print(f"[bold]{name}[/]")
+        try:
+            result = work()
+            self.results[name] = result if isinstance(result, dict | list) else None
+        except Exception as error:  # the other parts are worth having
+            result = None
+            self.results[name] = {"failed": f"{type(error).__name__}: {error}"}
+            console.print(f"[red]{traceback.format_exc()}[/]", markup=False)
+        console.print(f"[dim]{name}: {time.perf_counter() - begin:.1f} s[/]")
+        if self._out is not None:
+            self._out.write_text(json.dumps(self.results, indent=2) + "\n")
+        return result
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cuda, or cpu for a try with small shapes.")] = "cuda",
+    size: Annotated[Size, typer.Option(help="Dimensions of the target.")] = Size.B8,
+    models: Annotated[
+        Path | None, typer.Option(help="Folder for the models; those it holds are used. Default: a temporary one.")
+    ] = None,
+    reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
+    batches: Annotated[str, typer.Option(help="Requests that run together, per line.")] = "1,8,16,32,64",
+    window: Annotated[int, typer.Option(help="Drafted tokens per round.", min=1)] = 4,
+    prompt: Annotated[int, typer.Option(help="Tokens per prompt.", min=2)] = 1000,
+    tokens: Annotated[int, typer.Option(help="Measured tokens per request.", min=1)] = 256,
+    length: Annotated[int, typer.Option(help="The engine's length, prompt and output.", min=16)] = 2048,
+    chunk: Annotated[int, typer.Option(help="Prompt tokens prefilled per round.", min=1)] = 512,
+    temperature: Annotated[float, typer.Option(help="Of every request.", min=0.01)] = 0.7,
+    acceptance: Annotated[float, typer.Option(help="Tokens per round that the models are tuned for.")] = 3.0,
+    constrained: Annotated[int, typer.Option(help="Requests of the constrained part; 0 leaves it out.", min=0)] = 16,
+    pairs: Annotated[int, typer.Option(help="Runs each way of the constrained part.", min=1)] = 3,
+    out: Annotated[Path | None, typer.Option("--json", help="Write the figures here, after every part.")] = None,
+) -> None:
+    """Make the models and the bundle, open it once, measure every line."""
+    bench, wanted = Bench(out), [int(batch) for batch in batches.split(",")]
+    slots = max(*wanted, constrained, 1)
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = models or Path(temporary)
+        if not (folder / "draft" / "tokenizer.json").is_file():  # the last file that is written
+
+            def models_of_size() -> None:
+                make_models(folder, size, device=device, acceptance=acceptance, temperature=temperature, window=window)
+
+            bench.part("models", models_of_size)
+            torch.cuda.empty_cache()  # the weights lie in files now
+
+        def exported() -> Bundle:
+            if reuse and (folder / "bundle").is_dir():
+                return Bundle.open(folder / "bundle")
+            return make_bundle(folder, device=device, batch=slots, length=length, chunk=chunk, window=window)
+
+        bundle = bench.part("bundle", exported)
+        llm = bundle and bench.part("open", lambda: LLM(bundle.folder, device=device, profile=True))
+        if llm is None:
+            raise typer.Exit(1)
+        with llm:
+            lines = Lines(llm, bundle, prompt, tokens, temperature)
+            for batch in wanted:
+                bench.part(f"batch {batch}", partial(lines.both, batch, window))
+            if constrained:
+                bench.part("constrained", partial(lines.constrained, constrained, window, pairs))
+            if device.startswith("cuda"):
+                bench.part("trace", partial(lines.trace, min(16, slots), window))
+    failed = [name for name, result in bench.results.items() if isinstance(result, dict) and "failed" in result]
+    console.print(
+        f"{time.perf_counter() - begin:.0f} s in all" + (f"; [red]failed: {', '.join(failed)}[/]" if failed else "")
+    )
+    raise typer.Exit(1 if failed else 0)
+
+
+class Lines:
+    """The lines of the report, all measured on one opened bundle."""
+
+    def __init__(self, llm: LLM, bundle: Bundle, prompt: int, tokens: int, temperature: float) -> None:
+        self._llm = llm
+        self._bundle = bundle
+        self._prompt = prompt
+        self._tokens = tokens
+        self._temperature = temperature
+
+    def both(self, batch: int, window: int) -> dict[str, Any]:
+        """One batch size without and with speculation."""
+        plain, speculated = (self._line(batch, drafted) for drafted in (0, window))
+        speedup = speculated["tokens_per_second"] / plain["tokens_per_second"]
+        console.print(f"  batch {batch}: speculation gives {speedup:.2f} times the tokens per second")
+        return {"plain": plain, "speculated": speculated, "speedup": speedup}
+
+    def constrained(self, batch: int, window: int, pairs: int) -> dict[str, Any]:
+        """A JSON grammar, a budget and a seed on every request against none of them, in turns."""
+        budget = WARM + self._tokens // 2  # so that reasoning is cut off while it is measured, and JSON follows
+        texts = requests.prompts(self._bundle, batch, self._prompt)
+        sizes = (self._bundle, batch, self._prompt, self._temperature, window)
+        ways = {
+            "plain": (texts, requests.plain(*sizes)),
+            "constrained": (requests.opened(self._bundle, texts), requests.constrained(*sizes, budget)),
+        }
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+        for _ in range(pairs):
+            for name, (given, params) in ways.items():
+                measured = Burst(self._llm, WARM, self._tokens).run(given, params)
+                found[name].append(measured.to_json())
+                self._print(name, batch, measured)
+        ratios = [
+            constrained["ms_per_round"] / plain["ms_per_round"]
+            for plain, constrained in zip(found["plain"], found["constrained"], strict=True)
+        ]
+        cost = statistics.median(ratios) - 1
+        console.print(
+            f"  grammar, budget and seed cost {100 * cost:+.2f} % of a round (runs: {[f'{r:.4f}' for r in ratios]})"
+        )
+        return {**found, "cost": cost, "budget": budget}
+
+    def trace(self, batch: int, window: int) -> dict[str, Any]:
+        """The GPU's own records of a third of a second of rounds."""
+        burst = Burst(self._llm, WARM, 2 * self._tokens)
+        texts = requests.prompts(self._bundle, batch, self._prompt)
+        params = requests.plain(self._bundle, batch, self._prompt, self._temperature, window)
+        runner = threading.Thread(target=burst.run, args=(texts, params))
+        runner.start()
+        burst.started.wait(60)
+        result = traced(self._rounds)
+        runner.join()
+        console.print(
+            f"  batch {batch}: GPU without work {100 * result['idle_share']:.2f} % of {result['rounds']} rounds, "
+            f"{result['launches_per_round']:.0f} launches each"
+        )
+        for kernel in result["kernels"]:
+            console.print(
+                f"    {kernel['ms_per_round']:7.3f} ms a round, {kernel['us_each']:7.1f} us each  {kernel['name']}"
+            )
+        return result
+
+    def _rounds(self) -> int:
+        before = self._llm.metrics.rounds
+        time.sleep(0.3)
+        return self._llm.metrics.rounds - before
+
+    def _line(self, batch: int, window: int) -> dict[str, Any]:
+        params = requests.plain(self._bundle, batch, self._prompt, self._temperature, window)
+        measured = Burst(self._llm, WARM, self._tokens).run(requests.prompts(self._bundle, batch, self._prompt), params)
+        floor = floor_ms(self._bundle, batch, measured.context)
+        self._print(f"window {window}", batch, measured, floor)
+        return {**measured.to_json(), "target_floor_ms": floor}
+
+    def _print(self, name: str, batch: int, measured: Measured, floor: float | None = None) -> None:
+        device = measured.device_ms
+        pieces = ", ".join(f"{piece} {device[piece]:.3f}" for piece in PIECES if piece in device)
+        idle = f", rest {device['idle']:.3f} = {100 * device['idle'] / device['round']:.1f} %" if device else ""
+        ratio = f", target {device['target'] / floor:.2f} x floor {floor:.3f}" if floor and device else ""
+        eager = {reason: count for reason, count in measured.metrics.eager_runs.items() if count}
+        console.print(
+            f"  {name:>11} x {batch:<3} {measured.ms_per_round:8.3f} ms a round ({pieces}{idle}{ratio}), "
+            f"{measured.tokens_per_second:8.0f} tokens/s, {measured.acceptance_length:.2f} a round"
+            + (f", eager: {eager}" if eager else "")
+            + (f", [red]{measured.finished} ended early[/]" if measured.finished else "")
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)

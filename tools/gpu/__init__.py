@@ -1,0 +1,1 @@
+"""What ``python -m tools.bench_gpu`` is made of."""

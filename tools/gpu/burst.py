@@ -1,0 +1,135 @@
+"""Requests that run together, measured between two moments when all of them are decoding."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.outputs import StreamOutput
+from tandemrt.runtime.request import Request
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What happened between the two moments. Times are of the wall; ``metrics`` are those of this time alone."""
+
+    seconds: float
+    tokens: int  # of all requests
+    context: float  # mean tokens in front of a row's window
+    metrics: Metrics
+    finished: int  # requests that ended on their own: the batch was smaller from then on
+
+    @property
+    def ms_per_round(self) -> float:
+        return 1e3 * self.seconds / max(1, self.metrics.rounds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def acceptance_length(self) -> float:
+        return 1 + sum(self.metrics.accepted) / max(1, self.metrics.steps)
+
+    @property
+    def device_ms(self) -> dict[str, float]:
+        """Device milliseconds per round by piece, ``round`` and ``idle`` among them."""
+        return self.metrics.device_ms_per_round
+
+    def to_json(self) -> dict[str, Any]:
+        rounds = max(1, self.metrics.rounds)
+        return {
+            "ms_per_round": self.ms_per_round,
+            "device_ms": self.device_ms,
+            "host_ms": {verb: 1e3 * seconds / rounds for verb, seconds in self.metrics.seconds.items()},
+            "rounds": self.metrics.rounds,
+            "tokens": self.tokens,
+            "tokens_per_second": self.tokens_per_second,
+            "acceptance_length": self.acceptance_length,
+            "accepted_at": [count / max(1, self.metrics.steps) for count in self.metrics.accepted],
+            "context": self.context,
+            "cut_drafts": self.metrics.cut_drafts,
+            "forced_ends": self.metrics.forced_ends,
+            "graph_replays": self.metrics.graph_replays,
+            "eager_runs": {reason: count for reason, count in self.metrics.eager_runs.items() if count},
+            "finished_early": self.finished,
+        }
+
+
+class Burst:
+    """Sends all requests at once, measures from ``warm`` tokens of every one on until ``measured`` more on average.
+
+    The moments are taken in the loop's own thread, so no round is cut in two. Requests are cancelled at the end.
+    """
+
+    def __init__(self, llm: LLM, warm: int, measured: int) -> None:
+        self._llm = llm
+        self._warm = warm
+        self._measured = measured
+        self._counts: list[int] = []
+        self._start: tuple[float, Metrics, int] | None = None
+        self._result: Measured | None = None
+        self._left = 0
+        self._finished = 0
+        self._prompt = 0
+        self._ended = threading.Condition()
+        self.started = threading.Event()  # all requests are decoding
+        self._error: str | None = None
+
+    def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], timeout_s: float = 120) -> Measured:
+        """Return what was measured. Raises RuntimeError if requests fail, end too early, or take too long."""
+        self._counts = [0] * len(prompts)
+        self._left = len(prompts)
+        self._prompt = sum(map(len, prompts)) // len(prompts)
+        requests: list[Request] = []
+        try:
+            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+                requests.append(self._llm.submit(prompt, each, self._listener(index)))
+            with self._ended:
+                done = self._ended.wait_for(lambda: self._result or self._error or not self._left, timeout_s)
+        finally:
+            for request in requests:
+                self._llm.cancel(request)
+            with self._ended:
+                self._ended.wait_for(lambda: not self._left, timeout_s)
+        if self._result is None:
+            reason = self._error or ("all requests ended before it was over" if done else f"not over in {timeout_s} s")
+            raise RuntimeError(f"burst of {len(prompts)}: {reason}; tokens so far: {self._counts}")
+        return self._result
+
+    def _listener(self, index: int) -> Any:
+        def listen(item: StreamOutput) -> None:
+            self._counts[index] += len(item.token_ids)
+            if item.output is not None:
+                with self._ended:
+                    self._left -= 1
+                    self._finished += item.output.finish_reason not in ("cancelled",)
+                    if item.output.finish_reason == "error":
+                        self._error = item.output.error
+                    self._ended.notify_all()
+            self._look()
+
+        return listen
+
+    def _look(self) -> None:
+        if self._result is not None:
+            return
+        tokens = sum(self._counts)
+        if self._start is None:
+            if min(self._counts) >= self._warm:
+                metrics = self._llm.metrics.copy()
+                self._start = (time.perf_counter(), metrics, tokens)
+                self.started.set()
+            return
+        begin, metrics, before = self._start
+        if tokens - before < self._measured * len(self._counts):
+            return
+        seconds = time.perf_counter() - begin
+        context = self._prompt + (before + tokens) / 2 / len(self._counts)
+        since = self._llm.metrics.since(metrics)
+        with self._ended:
+            self._result = Measured(seconds, tokens - before, context, since, self._finished)
+            self._ended.notify_all()

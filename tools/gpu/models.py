@@ -1,0 +1,79 @@
+"""The bundle that is measured: a random target and a draft that agrees with it, exported for the device."""
+
+from pathlib import Path
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.export.checkpoint import read_header
+from tools.random_checkpoint import Dtype, Size
+from tools.random_pair import write_pair
+
+BANDWIDTH = 4.3e12  # bytes per second that one H200 reads at best
+
+_RECIPE = """
+name = "bench"
+[target]
+checkpoint = "{folder}/target"
+dtype = "{dtype}"
+[draft]
+kind = "model"
+checkpoint = "{folder}/draft"
+window = {window}
+[reasoning]
+start = "<think>"
+ends = ["</think>"]
+forced_end = "</think>"
+[limits]
+batch = {batch}
+length = {length}
+prefill_chunk = {chunk}
+[backend]
+{backend}
+"""
+
+
+def make_models(folder: Path, size: Size, *, device: str, acceptance: float, temperature: float, window: int) -> None:
+    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU."""
+    write_pair(
+        folder,
+        size,
+        device=device,
+        dtype=Dtype.BFLOAT16 if device.startswith("cuda") else Dtype.FLOAT32,
+        acceptance=acceptance,
+        temperature=temperature,
+        window=window,
+    )
+
+
+def make_bundle(folder: Path, *, device: str, batch: int, length: int, chunk: int, window: int) -> Bundle:
+    """Export the models in ``folder`` to ``folder``/bundle."""
+    cuda = device.startswith("cuda")
+    backend = 'name = "onnxruntime-cuda"\narchitectures = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
+    text = _RECIPE.format(
+        folder=folder.resolve(),
+        dtype="bfloat16" if cuda else "float32",
+        batch=batch,
+        length=length,
+        chunk=min(chunk, length),
+        window=window,
+        backend=backend,
+    )
+    recipe = folder / "bench.toml"
+    recipe.write_text(text)
+    return Bundle.open(build(Recipe.load(recipe), folder / "bundle", progress=_say).folder)
+
+
+def floor_ms(bundle: Bundle, rows: int, context: float) -> float:
+    """Milliseconds to read all weights that a forward of the target reads, and ``context`` cached tokens per row."""
+    spec = bundle.manifest.specs["target"]
+    files = (bundle.folder / "target").glob("*.safetensors")
+    tensors = {name: tensor.nbytes for file in files for name, tensor in read_header(file).items()}
+    weights: int = sum(tensors.values()) - (0 if spec["tied"] else tensors["model.embed_tokens.weight"])
+    width = {"float32": 4, "float16": 2, "bfloat16": 2}[bundle.manifest.engines["target"].dtype]
+    token: int = 2 * spec["layers"] * spec["kv_heads"] * spec["head_dim"] * width
+    return 1e3 * (weights + rows * context * token) / BANDWIDTH
+
+
+def _say(title: str) -> None:
+    print(f"  {title}", flush=True)

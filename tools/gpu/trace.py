@@ -1,0 +1,57 @@
+"""What the GPU does in a round, kernel by kernel, and how long it does nothing: from the profiler's own records."""
+
+import json
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def traced(work: Callable[[], int], kernels: int = 15) -> dict[str, Any]:
+    """Run ``work``, which returns its rounds, under the profiler.
+
+    Returns the share of time without any work on the GPU between the first and the last, milliseconds per round, and
+    the ``kernels`` that take the most of it. Records cost time themselves: the shares are upper bounds.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        rounds = work()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    return summary([event for event in events if event.get("cat") in _WORK], rounds, kernels)
+
+
+def summary(events: list[dict[str, Any]], rounds: int, kernels: int) -> dict[str, Any]:
+    """Sum up ``events`` of a trace: ``ts`` and ``dur`` in microseconds, any order, overlapping or not."""
+    busy, end = 0.0, float("-inf")
+    by_name: dict[str, list[float]] = defaultdict(list)
+    ordered = sorted(events, key=lambda event: event["ts"])
+    for event in ordered:
+        start, stop = max(event["ts"], end), event["ts"] + event["dur"]
+        busy += max(0.0, stop - start)
+        end = max(end, stop)
+        by_name[_short(event["name"])].append(event["dur"])
+    span = end - ordered[0]["ts"] if ordered else 0.0
+    largest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:kernels]
+    return {
+        "rounds": rounds,
+        "ms_per_round": span / 1e3 / max(1, rounds),
+        "idle_share": 1 - busy / span if span else 0.0,
+        "launches_per_round": len(events) / max(1, rounds),
+        "kernels": [
+            {"name": name, "ms_per_round": sum(times) / 1e3 / max(1, rounds), "us_each": sum(times) / len(times)}
+            for name, times in largest
+        ],
+    }
+
+
+def _short(name: str) -> str:
+    return re.sub(r"<.*", "", re.sub(r"^void ", "", name))[:80]
