@@ -43,31 +43,26 @@ def paged_attention(shape: Any, replay: Callable[[Callable[[], None], int, torch
         "bounds": whole([shape.new, shape.context + shape.new]),
         "mixed": shape.normal(tokens, shape.heads * shape.head_dim),
     }
-    stream = torch.cuda.Stream()
-    session = _session(shape, stream)
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    bindings = []
-    for _ in range(shape.layers):
-        size = (shape.batch * blocks, BLOCK, shape.kv_heads, shape.head_dim)
-        tensors = shared | {"key_cache": shape.normal(*size), "value_cache": shape.normal(*size)}
-        bindings.append((_bind(session, tensors), tensors))
+    size = (shape.batch * blocks, BLOCK, shape.kv_heads, shape.head_dim)
+    layers = [
+        shared | {name: shape.normal(*size) for name in ("key_cache", "value_cache")} for _ in range(shape.layers)
+    ]
+    session = _session(shape, layers[0], stream)
+    bindings = [_bind(session, tensors) for tensors in layers]
 
     def run() -> None:
-        for binding, _ in bindings:
+        for binding in bindings:
             session.run_with_iobinding(binding, options)
 
     return replay(run, shape.layers, stream)
 
 
-def _session(shape: Any, stream: torch.cuda.Stream) -> onnxruntime.InferenceSession:
-    element = _ELEMENTS[shape.dtype]
-    ranks = {"qkv": 2, "key_cache": 4, "value_cache": 4, "table": 2, "cosine": 2, "sine": 2}
-    halves = ("qkv", "key_cache", "value_cache", "cosine", "sine")
-
+def _session(shape: Any, tensors: dict[str, torch.Tensor], stream: Any) -> onnxruntime.InferenceSession:
     def value(name: str, like: str) -> onnx.ValueInfoProto:
-        dims = [f"{name}_{axis}" for axis in range(ranks.get(like, 1))]
-        return helper.make_tensor_value_info(name, element if like in halves else TensorProto.INT32, dims)
+        return helper.make_tensor_value_info(name, _ELEMENTS[tensors[like].dtype], tensors[like].shape)
 
     qkv, keys, values, cumulative, past, table, cosine, sine, slots, bounds = _INPUTS
     given = [qkv, "", "", keys, values, cumulative, past, table, cosine, sine, slots, "", "", "", "", "", bounds]
@@ -75,7 +70,7 @@ def _session(shape: Any, stream: torch.cuda.Stream) -> onnxruntime.InferenceSess
     node = helper.make_node(
         "PagedAttention", given, ["mixed", "key_out", "value_out"], domain="com.microsoft", **attributes
     )
-    outputs = [value("mixed", "qkv"), value("key_out", "key_cache"), value("value_out", "value_cache")]
+    outputs = [value("mixed", "mixed"), value("key_out", "key_cache"), value("value_out", "value_cache")]
     graph = helper.make_graph([node], "paged", [value(name, name) for name in _INPUTS], outputs)
     imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
