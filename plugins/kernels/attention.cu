@@ -36,7 +36,7 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
         }
         close_copies();
     };
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < COUNT - 1; ++i) fetch_step(range.first + i);
 
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, packed = tile * ROWS + warp % TILES * 16;

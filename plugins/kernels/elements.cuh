@@ -41,8 +41,8 @@ struct Fp16 {
     static __device__ float2 load2(const u16* at) {
         u32 bits = *reinterpret_cast<const u32*>(at);
         float2 x;
-        asm("{.reg .f16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
-            : "=f"(x.x), "=f"(x.y) : "r"(bits));
+        asm("cvt.f32.f16 %0, %1;" : "=f"(x.x) : "h"(static_cast<u16>(bits)));
+        asm("cvt.f32.f16 %0, %1;" : "=f"(x.y) : "h"(static_cast<u16>(bits >> 16)));
         return x;
     }
     static __device__ void store2(u16* at, float2 x) { *reinterpret_cast<u32*>(at) = pack(x); }
