@@ -1,0 +1,170 @@
+// A row of logits with its mask, read in groups of eight tokens: 16 or 32 bytes of logits, one byte of mask.
+#pragma once
+#include "intrinsics.cuh"
+
+struct bf16 { u16 bits; };
+struct fp16 { u16 bits; };
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+__device__ __forceinline__ float to_float(fp16 x) { return fp16_to_float(x.bits); }
+
+// Eight 16-bit logits, packed in pairs. `Lanes` says how a pair is read.
+template <class Lanes>
+struct Packed {
+    u32 pair[4];
+
+    __device__ __forceinline__ void clear() { pair[0] = pair[1] = pair[2] = pair[3] = Lanes::lowest; }
+
+    __device__ __forceinline__ void load(const void* source) {
+        u64 address = u64(source);
+        if ((address & 15) == 0) {
+            uint4 all = *reinterpret_cast<const uint4*>(source);
+            pair[0] = all.x, pair[1] = all.y, pair[2] = all.z, pair[3] = all.w;
+        } else {  // rows of an odd vocabulary: whole words, shifted into place
+            const u32* words = reinterpret_cast<const u32*>(address & ~u64(3));
+            u32 shift = u32(address & 2) * 8;
+            u32 next = words[0];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 word = next;
+                next = i < 3 || shift ? words[i + 1] : 0;
+                pair[i] = __funnelshift_r(word, next, shift);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void set(int i, u16 bits) {
+        u32 half = (i & 1) * 16;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (i / 2 == j) pair[j] = (pair[j] & ~(0xffffu << half)) | (u32(bits) << half);
+    }
+
+    // A nibble, times this, has bit k of the nibble at the sign of byte k.
+    __device__ __forceinline__ void mask(u32 bits) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u32 signs = (j < 2 ? bits & 15 : bits >> 4) * 0x10204080u;
+            u32 allowed = spread_signs(signs, j & 1 ? 0xbbaau : 0x9988u);
+            pair[j] = (pair[j] & allowed) | (Lanes::lowest & ~allowed);
+        }
+    }
+
+    // The largest; NaN only if there is nothing else.
+    __device__ __forceinline__ float top() const {
+        u32 two = Lanes::max(Lanes::max(pair[0], pair[1]), Lanes::max(pair[2], pair[3]));
+        return fmaxf(Lanes::low(two), Lanes::high(two));
+    }
+
+    __device__ __forceinline__ float front() const { return Lanes::low(pair[0]); }
+
+    __device__ __forceinline__ void rotate() {
+#pragma unroll
+        for (int j = 0; j < 3; j++) pair[j] = __funnelshift_r(pair[j], pair[j + 1], 16);
+        pair[3] >>= 16;
+    }
+};
+
+struct LanesBf16 {
+    static const u32 lowest = 0xff80ff80u;
+    static __device__ __forceinline__ u32 max(u32 a, u32 b) { return max_bf16x2(a, b); }
+    static __device__ __forceinline__ float low(u32 two) { return __uint_as_float(two << 16); }
+    static __device__ __forceinline__ float high(u32 two) { return __uint_as_float(two & 0xffff0000u); }
+};
+
+struct LanesFp16 {
+    static const u32 lowest = 0xfc00fc00u;
+    static __device__ __forceinline__ u32 max(u32 a, u32 b) { return max_fp16x2(a, b); }
+    static __device__ __forceinline__ float low(u32 two) { return fp16_to_float(two & 0xffffu); }
+    static __device__ __forceinline__ float high(u32 two) { return fp16_to_float(two >> 16); }
+};
+
+struct Wide {
+    float x[8];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] = -INFINITE;
+    }
+
+    __device__ __forceinline__ void load(const void* source) {
+        if ((u64(source) & 15) == 0) {
+            float4 a = reinterpret_cast<const float4*>(source)[0], b = reinterpret_cast<const float4*>(source)[1];
+            x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] = reinterpret_cast<const float*>(source)[i];
+        }
+    }
+
+    __device__ __forceinline__ void set(int i, float value) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (i == j) x[j] = value;
+    }
+
+    __device__ __forceinline__ void mask(u32 bits) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] = bits >> i & 1 ? x[i] : -INFINITE;
+    }
+
+    __device__ __forceinline__ float top() const {
+        float a = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+        return fmaxf(a, fmaxf(fmaxf(x[4], x[5]), fmaxf(x[6], x[7])));
+    }
+
+    __device__ __forceinline__ float front() const { return x[0]; }
+
+    __device__ __forceinline__ void rotate() {
+#pragma unroll
+        for (int i = 0; i < 7; i++) x[i] = x[i + 1];
+    }
+};
+
+template <class T> struct GroupOf;
+template <> struct GroupOf<bf16> { typedef Packed<LanesBf16> type; };
+template <> struct GroupOf<fp16> { typedef Packed<LanesFp16> type; };
+template <> struct GroupOf<float> { typedef Wide type; };
+
+template <class T>
+struct Row {
+    typedef typename GroupOf<T>::type Group;
+
+    const T* logits;
+    const u8* mask;  // bit t % 8 of byte t / 8 allows token t; null allows all
+    int vocab;
+
+    // `mask_words` is null or that of the whole tensor, ceil(vocab / 32) words per row.
+    __device__ __forceinline__ Row(const T* tensor, const int* mask_words, i64 row, int vocab)
+        : logits(tensor + row * vocab),
+          mask(mask_words ? reinterpret_cast<const u8*>(mask_words + row * ((vocab + 31) / 32)) : nullptr),
+          vocab(vocab) {}
+
+    __device__ __forceinline__ int groups() const { return (vocab + 7) / 8; }
+
+    // Tokens 8 * index to 8 * index + 7. What is masked or behind the vocabulary is -infinity.
+    __device__ __forceinline__ Group group(int index) const {
+        Group group;
+        u32 allowed = mask ? mask[index] : 0xffu;
+        if (8 * index + 8 <= vocab) {  // whatever the mask says: both loads are then under way at once
+            group.load(logits + 8 * index);
+        } else {
+            group.clear();
+            for (int i = 0; 8 * index + i < vocab; i++) set(group, i, logits[8 * index + i]);
+        }
+        if (allowed != 0xffu) group.mask(allowed);
+        return group;
+    }
+
+    // One logit, -infinity where it is masked.
+    __device__ __forceinline__ float at(int token) const {
+        bool allowed = !mask || (mask[token / 8] >> (token % 8) & 1);
+        return allowed ? to_float(logits[token]) : -INFINITE;
+    }
+
+  private:
+    static __device__ __forceinline__ void set(Wide& group, int i, float x) { group.set(i, x); }
+    template <class Half, class Lanes>
+    static __device__ __forceinline__ void set(Packed<Lanes>& group, int i, Half x) { group.set(i, x.bits); }
+};

@@ -1,0 +1,274 @@
+// What the filters leave of a row: peak, threshold, normaliser. One block per row; every sum is of integers or in a
+// fixed order, so equal rows give equal bits.
+//
+// A filter is a threshold: going down from the largest score, the first one at which the tokens so far number top-k,
+// or hold top-p of the mass. It is found by a histogram of the scores, then of the scores within the bin where that
+// happens, until a bin is one score. bf16 logits have so few values that one histogram, of the values, has it all.
+#pragma once
+#include "request.cuh"
+
+#define BINS 2048
+#define BIN_WIDTH 0.015625f  // of the first histogram: it covers scores down to -32, finer than that by float bits
+
+// bf16 magnitudes from 2^-24 to 2^9 have a bin per value: positive, zero, negative, and one for all below -2^9.
+#define BF16_LOW (103 << 7)
+#define BF16_HIGH (136 << 7)
+#define BF16_SIGN (BF16_HIGH - BF16_LOW)
+#define BF16_BINS (2 * BF16_SIGN + 2)
+
+// Masses are in units of 2^-44: a row of 2^19 equal logits fits into 64 bits, and 1e-13 of the peak counts.
+#define MASS_UNIT 17592186044416.0
+
+struct Histogram {
+    u32 low[BF16_BINS];  // of 64-bit sums, or counts
+    u32 high[BINS];
+};
+
+__device__ __forceinline__ void add(Histogram& histogram, int bin, u64 weight) {
+    u32 low = u32(weight), high = u32(weight >> 32);
+    if (low && atomicAdd(&histogram.low[bin], low) > ~low) high++;
+    if (high) atomicAdd(&histogram.high[bin], high);
+}
+
+__device__ __forceinline__ void clear(u32* words, int count) {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) words[i] = 0;
+}
+
+// Call `visit(logit)` for every finite, allowed logit of the row. `Ahead` groups of a thread are in flight, and `visit`
+// is laid out 8 * Ahead times if it is small, else once.
+template <int Ahead, class T, class Visit>
+__device__ __forceinline__ void each_logit(const Row<T>& row, Visit visit) {
+    int groups = row.groups();
+#pragma unroll 1
+    for (int base = 0; base < groups; base += Ahead * blockDim.x) {
+        typename Row<T>::Group held[Ahead];
+#pragma unroll
+        for (int i = 0; i < Ahead; i++) {
+            int index = base + i * blockDim.x + threadIdx.x;
+            if (index < groups) held[i] = row.group(index);
+            else held[i].clear();
+        }
+#pragma unroll
+        for (int i = 0; i < Ahead; i++) {
+#pragma unroll(Ahead == 1 ? 1 : 8)
+            for (int j = 0; j < 8; j++, held[i].rotate()) {
+                float x = held[i].front();
+                if (finite(x)) visit(x);
+            }
+        }
+    }
+}
+
+// Where the running sum of `weight(bin)` over bins [0, bins) first reaches a target.
+struct Found {
+    int bin;     // bins, if it never does
+    u64 before;  // the sum of the bins in front of it
+};
+
+// `target(total)` says what to reach. Each thread has a run of neighbouring bins.
+template <class Weight, class Target>
+__device__ __forceinline__ Found first_reaching(int bins, Weight weight, Target target) {
+    __shared__ u64 warp_sums[32];
+    __shared__ Found found;
+    int each = (bins + blockDim.x - 1) / blockDim.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    int first = min(int(threadIdx.x) * each, bins), last = min(first + each, bins);
+    u64 mine = 0;
+    for (int bin = first; bin < last; bin++) mine += weight(bin);
+    u64 until = mine;  // inclusive
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        u64 left = __shfl_up_sync(ALL_LANES, until, offset);
+        if (lane >= offset) until += left;
+    }
+    __syncthreads();
+    if (lane == 31) warp_sums[warp] = until;
+    if (threadIdx.x == 0) found = {bins, 0};
+    __syncthreads();
+    u64 total = 0, before = until - mine;
+    for (int i = 0; i < int(blockDim.x >> 5); i++) {
+        if (i < warp) before += warp_sums[i];
+        total += warp_sums[i];
+    }
+    u64 goal = target(total);
+    if (before < goal && before + mine >= goal) {
+        int bin = first;
+        for (u64 next; (next = before + weight(bin)) < goal; bin++) before = next;
+        found = {bin, before};
+    }
+    __syncthreads();
+    return found;
+}
+
+__device__ __forceinline__ u64 mass(float score) { return u64(double(expf(score)) * MASS_UNIT + 0.5); }
+
+__device__ __forceinline__ u64 goal_of(float top_p, u64 total) { return u64(ceil(double(top_p) * double(total))); }
+
+// The smallest score whose probability is at least min_p times that of the peak.
+__device__ __forceinline__ float relative_threshold(float min_p) {
+    if (!(min_p > 0.0f)) return -INFINITE;
+    float score = float(log(double(min_p)));
+    float below = __int_as_float(__float_as_int(score) + (score == 0.0f ? 0x80000001 : 1));  // away from zero
+    if (exp(double(below)) >= double(min_p)) return below;
+    if (exp(double(score)) >= double(min_p)) return score;
+    return __int_as_float(__float_as_int(score) - 1);
+}
+
+// The score at which the running weight first reaches the target, by histograms of -score, finer and finer.
+template <class T, class Weight, class Target>
+__device__ __forceinline__ float select_score(const Row<T>& row, const Law& law, Histogram& histogram, Weight weight,
+                                              Target target) {
+    u32 low = 0, high = 0x7f800000u;  // float bits of -score: the range that holds the answer
+    u64 passed = 0, goal = 0;
+    for (int level = 0;; level++) {
+        int shift = 0;
+        while ((high - low) >> shift >= BINS) shift++;
+        clear(histogram.low, BINS);
+        clear(histogram.high, BINS);
+        __syncthreads();
+        each_logit<1>(row, [&](float x) {
+            if (!law.kept(x)) return;
+            float score = law.score(x);
+            u32 key = __float_as_uint(-score) & 0x7fffffffu;
+            if (key < low || key > high) return;
+            int bin = level ? int((key - low) >> shift) : int(fminf(-score * (1.0f / BIN_WIDTH), BINS - 1.0f));
+            add(histogram, bin, weight(score));
+        });
+        __syncthreads();
+        Found found = first_reaching(
+            BINS, [&](int bin) { return u64(histogram.high[bin]) << 32 | histogram.low[bin]; },
+            [&](u64 total) { return level ? goal - passed : (goal = target(total)); });
+        if (found.bin == BINS) return -INFINITE;  // fewer tokens than top-k: all are kept
+        passed += found.before;
+        if (level) {
+            low += u32(found.bin) << shift;
+            if (shift == 0) return -__uint_as_float(low);
+            high = min(high, low + ((1u << shift) - 1));
+        } else {  // the bounds of the bin, a little wide; what lies outside of it has been passed or is not reached
+            low = __float_as_uint(found.bin * BIN_WIDTH);
+            high = found.bin == BINS - 1 ? high : __float_as_uint((found.bin + 1) * BIN_WIDTH) - 1;
+        }
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void general_stats(const Row<T>& row, const Request& request, bool normalise, Law& law,
+                                              Histogram& histogram) {
+    float peak = -INFINITE;
+    each_logit<4>(row, [&](float x) { peak = fmaxf(peak, x); });
+    law.stats.peak = block_max(peak);
+    law.stats.threshold = -INFINITE;
+    if (law.stats.peak == -INFINITE) return;
+    if (request.top_k > 0)
+        law.stats.threshold = select_score(
+            row, law, histogram, [](float) { return u64(1); }, [&](u64) { return u64(request.top_k); });
+    if (request.top_p > 0.0f)
+        law.stats.threshold = fmaxf(law.stats.threshold, select_score(row, law, histogram, mass, [&](u64 total) {
+                                        return goal_of(request.top_p, total);
+                                    }));
+    law.stats.threshold = fmaxf(law.stats.threshold, relative_threshold(request.min_p));
+    if (!normalise) return;
+    double total = 0.0;
+    each_logit<1>(row, [&](float x) {
+        if (law.kept(x)) total += double(expf(law.score(x)));
+    });
+    law.stats.total = block_sum(total);
+}
+
+// The same by one histogram of the values. False if this row has values that it does not tell apart.
+__device__ __forceinline__ bool bf16_stats(const Row<bf16>& row, const Request& request, bool normalise, Law& law,
+                                           Histogram& histogram) {
+    u32* counts = histogram.low;
+    clear(counts, BF16_BINS);
+    __syncthreads();
+    bool odd = false;
+    each_logit<4>(row, [&](float x) {
+        int magnitude = int(__float_as_uint(x) >> 16 & 0x7fff), bin = BF16_SIGN;
+        if (magnitude && (magnitude < BF16_LOW || magnitude >= BF16_HIGH)) {
+            bin = BF16_BINS - 1;
+            odd = odd || magnitude < BF16_LOW || x > 0.0f;
+        } else if (magnitude) {
+            bin = x > 0.0f ? BF16_HIGH - 1 - magnitude : BF16_SIGN + 1 + magnitude - BF16_LOW;
+        }
+        atomicAdd(&counts[bin], 1u);
+    });
+    if (__syncthreads_or(odd)) return false;
+
+    auto logit = [](int bin) {
+        int magnitude = bin < BF16_SIGN ? BF16_HIGH - 1 - bin : bin == BF16_SIGN ? 0 : bin - BF16_SIGN - 1 + BF16_LOW;
+        return __uint_as_float(u32(magnitude) << 16 | (bin > BF16_SIGN ? 0x80000000u : 0u));
+    };
+    auto count = [&](int bin) { return u64(counts[bin]); };
+    const int far = BF16_BINS - 1;  // what is there must not matter
+    Found top = first_reaching(BF16_BINS, count, [](u64) { return u64(1); });
+    law.stats.threshold = -INFINITE;
+    law.stats.peak = -INFINITE;
+    if (top.bin == BF16_BINS) return true;
+    law.stats.peak = logit(top.bin);
+    if (top.bin == far || (counts[far] && law.score(logit(far)) > -60.0f)) return false;
+
+    if (request.top_k > 0) {
+        Found found = first_reaching(BF16_BINS, count, [&](u64) { return u64(request.top_k); });
+        if (found.bin == far) return false;
+        if (found.bin < far) law.stats.threshold = law.score(logit(found.bin));
+    }
+    auto weight = [&](int bin) {
+        float x = logit(bin);
+        return counts[bin] && bin < far && law.score(x) >= law.stats.threshold ? counts[bin] * mass(law.score(x)) : 0;
+    };
+    if (request.top_p > 0.0f) {
+        Found found = first_reaching(BF16_BINS, weight, [&](u64 total) { return goal_of(request.top_p, total); });
+        law.stats.threshold = law.score(logit(found.bin));
+    }
+    law.stats.threshold = fmaxf(law.stats.threshold, relative_threshold(request.min_p));
+    if (!normalise) return true;
+    double total = 0.0;
+    for (int bin = threadIdx.x; bin < far; bin += blockDim.x)
+        if (counts[bin] && law.score(logit(bin)) >= law.stats.threshold)
+            total += counts[bin] * exp(double(law.score(logit(bin))));
+    law.stats.total = block_sum(total);
+    return true;
+}
+
+template <class T>
+__device__ __forceinline__ bool value_stats(const Row<T>&, const Request&, bool, Law&, Histogram&) { return false; }
+
+__device__ __forceinline__ bool value_stats(const Row<bf16>& row, const Request& request, bool normalise, Law& law,
+                                            Histogram& histogram) {
+    return bf16_stats(row, request, normalise, law, histogram);
+}
+
+// The law of a row. `normalise`: its total is needed, by the rejection rule or because the law is written out.
+template <class T>
+__device__ __forceinline__ Law row_law(const Row<T>& row, const Request& request, bool normalise,
+                                       Histogram& histogram) {
+    Law law = {{1.0, -INFINITE, -INFINITE, 0, 0}, request.temperature, false};
+    law.filtered = true;  // while it is found, by its own threshold so far
+    if (!value_stats(row, request, normalise, law, histogram)) general_stats(row, request, normalise, law, histogram);
+    law.filtered = request.filtered;
+    return law;
+}
+
+// The rejection rule: does the draft of `row` stand, and has it a law? Raised by all threads together.
+template <class T>
+__device__ __forceinline__ void judge(const Row<T>& row, const Request& request, const Drafts& drafts, int index,
+                                      Law& law) {
+    i64 draft = drafts.tokens[index];
+    bool inside = draft >= 0 && draft < row.vocab;
+    const float* proposed = drafts.law(index, row.vocab);
+    float q = inside ? 1.0f : 0.0f;
+    if (proposed && inside) {
+        float own = proposed[draft];
+        bool drawn = own > 0.0f;
+        // A law that rules its own draft out, or no law at all: a row of zeros.
+        if (!drawn) {
+            bool any = false;
+            for (int token = threadIdx.x; token < row.vocab; token += blockDim.x) any = any || proposed[token] > 0.0f;
+            drawn = __syncthreads_or(any);
+        }
+        law.stats.drawn = drawn;
+        if (drawn) q = own > 0.0f ? own : 0.0f;
+    }
+    if (!inside || law.stats.peak == -INFINITE) return;
+    u32 words[4];
+    Noise(request.seed, request.position + index, ACCEPT).words(0, words);
+    law.stats.stands = uniform(words[0]) * double(q) < double(law.probability(row.at(int(draft))));
+}

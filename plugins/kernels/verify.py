@@ -1,0 +1,159 @@
+"""Verification and drafting by the kernels of ``verify.cu``: bound once, run many times, captured in a CUDA graph or not.
+
+Tensors are named as in engines/contract.py and must be contiguous. Nothing is allocated by a run and nothing is read
+by the host.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule")
+_DRAFTED = ("draft_tokens", "draft_len")
+
+_STATS_BYTES, _PARTIAL_BYTES = 24, 16
+_CHOOSE_THREADS, _STATS_THREADS, _LAW_THREADS = 256, 1024, 256
+_BLOCKS_PER_PROCESSOR = 8  # aimed at by cutting rows into parts
+_LEAST_TOKENS = 2048  # of a part: a group of eight for each thread
+_MOST_PARTS = 64
+
+
+class Workspace:
+    """What the kernels hand on to one another, for at most ``batch`` requests of ``rows`` rows.
+
+    Launches that share one must follow each other in one stream.
+    """
+
+    def __init__(self, batch: int, rows: int, device: torch.device) -> None:
+        self.batch, self.rows = batch, rows
+        self.stats = torch.zeros(batch * rows, _STATS_BYTES, dtype=torch.uint8, device=device)
+        self.partials = torch.zeros(batch * rows * _MOST_PARTS, _PARTIAL_BYTES, dtype=torch.uint8, device=device)
+        self.counters = torch.zeros(batch, dtype=torch.int32, device=device)
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Per-request state that verification moves on by what it emits, int64 [batch] each (runtime/slots.py)."""
+
+    length: torch.Tensor
+    last: torch.Tensor
+    previous: torch.Tensor
+
+
+class VerifyLaunch:
+    """``verify_draft`` on one set of tensors: the bindings of ``contract.verify``; ``bitmask`` may be missing.
+
+    ``stats`` says that a request may filter, or use the rejection rule: a launch more. Without it, filters and the
+    rejection rule of the requests are not looked at, so it must be true as soon as one request has any.
+    """
+
+    def __init__(
+        self,
+        module: KernelModule,
+        tensors: Mapping[str, torch.Tensor],
+        workspace: Workspace,
+        *,
+        stats: bool,
+        advance: Advance | None = None,
+    ) -> None:
+        logits = tensors["logits"]
+        batch, rows, vocab = logits.shape
+        drafts = [tensors[name] for name in _DRAFTED] if rows > 1 else [None, None]
+        inputs = [logits, tensors.get("bitmask"), *drafts, *(tensors[name] for name in _SAMPLING)]
+        progress = [advance.length, advance.last, advance.previous] if advance else [None] * 3
+        self._device = logits.device
+        self._launches = _choice(
+            module,
+            inputs,
+            tensors.get("draft_probs"),
+            workspace,
+            stats,
+            False,
+            [*progress, tensors["tokens"], tensors["count"]],
+        )
+
+    def run(self) -> None:
+        """Enqueue the launches on torch's current stream."""
+        _run(self._launches, self._device)
+
+
+class ProposeLaunch:
+    """``sample_draft`` on one set of tensors: the bindings of ``contract.propose``.
+
+    With ``draft_probs`` among them the laws are written too. ``stats`` says that a request may filter.
+    """
+
+    def __init__(
+        self, module: KernelModule, tensors: Mapping[str, torch.Tensor], workspace: Workspace, *, stats: bool
+    ) -> None:
+        logits, token, laws = tensors["logits"], tensors["token"], tensors.get("draft_probs")
+        batch, vocab = logits.shape[0], logits.shape[-1]
+        sampling = [tensors[name] for name in _SAMPLING]
+        inputs = [logits.view(batch, 1, vocab), None, None, None, *sampling]
+        outputs = [None, None, None, token, None]
+        self._device = logits.device
+        self._launches = _choice(
+            module, inputs, None, workspace, stats or laws is not None, True, outputs, laws=laws is not None
+        )
+        if laws is not None:
+            kernel = module.kernel(f"draft_law_{DTYPES[logits.dtype]}")
+            grid = (min(_MOST_PARTS, -(-vocab // _LAW_THREADS)), batch, 1)
+            arguments = (logits, *sampling, workspace.stats, token, np.int32(vocab), laws)
+            self._launches.append(Launch(kernel, grid, (_LAW_THREADS, 1, 1), *arguments))
+
+    def run(self) -> None:
+        """Enqueue the launches on torch's current stream."""
+        _run(self._launches, self._device)
+
+
+def _choice(
+    module: KernelModule,
+    inputs: list[torch.Tensor | None],
+    draft_probs: torch.Tensor | None,
+    workspace: Workspace,
+    stats: bool,
+    drafting: bool,
+    outputs: list[torch.Tensor | None],
+    *,
+    laws: bool = False,
+) -> list[Launch]:
+    """row_stats, if ``stats``, and choose."""
+    logits = inputs[0]
+    assert logits is not None
+    batch, rows, vocab = logits.shape
+    if batch > workspace.batch or rows > workspace.rows:
+        raise ValueError(
+            f"workspace: {batch} requests of {rows} rows are needed, it has room for {workspace.batch} of "
+            f"{workspace.rows}; make a larger one"
+        )
+    dtype, sizes, launches = DTYPES[logits.dtype], (np.int32(rows), np.int32(vocab)), []
+    if stats:
+        arguments = (*inputs, draft_probs, *sizes, np.int32(laws), workspace.stats)
+        kernel = module.kernel(f"row_stats_{dtype}")
+        launches.append(Launch(kernel, (rows, batch, 1), (_STATS_THREADS, 1, 1), *arguments))
+    scratch = (workspace.partials, workspace.counters)
+    arguments = (*inputs, draft_probs, workspace.stats, *sizes, np.int32(drafting), *scratch, *outputs)
+    grid = (parts(batch * rows, vocab, _processors(module.device)), rows, batch)
+    launches.append(Launch(module.kernel(f"choose_{dtype}"), grid, (_CHOOSE_THREADS, 1, 1), *arguments))
+    return launches
+
+
+def parts(rows: int, vocab: int, processors: int) -> int:
+    """Into how many parts each of ``rows`` rows is cut, so that all of a device's processors have work."""
+    wanted = -(-processors * _BLOCKS_PER_PROCESSOR // rows)
+    return max(1, min(wanted, vocab // _LEAST_TOKENS, _MOST_PARTS))
+
+
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _run(launches: list[Launch], device: torch.device) -> None:
+    stream = current_stream(device)
+    for launch in launches:
+        launch.run(stream)
