@@ -55,7 +55,8 @@ __device__ __forceinline__ void row_stats(const T* logits, const int* bitmask, c
 }
 
 // Grid (parts, rows, batch). Each block finds the winner of its part of its row; the last block of a request to end
-// looks at them all, writes what the request emits, and leaves its counter at 0 for the next launch.
+// looks at them all, writes what the request emits, and leaves its counter at 0 for the next launch. Without `stats`
+// there are neither filters nor the rejection rule.
 template <class T>
 __device__ __forceinline__ void choose(const T* logits, const int* bitmask, const i64* draft_tokens,
                                        const i64* draft_len, const Sampling& sampling, const float* draft_probs,
@@ -66,13 +67,13 @@ __device__ __forceinline__ void choose(const T* logits, const int* bitmask, cons
     Drafts drafts(draft_tokens, draft_len, draft_probs, item, rows, vocab);
     const Stats* mine = stats + i64(item) * rows;
     Partial* results = partials + i64(item) * rows * parts;
-    bool by_rejection = request.by_rejection && !drafting;
+    bool by_rejection = request.by_rejection && !drafting && stats, filtered = request.filtered && stats;
     int accepted = by_rejection ? standing(mine, drafts.length) : 0;
 
     if (by_rejection ? index == accepted : index <= drafts.length) {
         Row<T> row(logits, bitmask, i64(item) * rows + index, vocab);
-        Law law = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
-        if (by_rejection || request.filtered) law.stats = mine[index];
+        Law law = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, filtered};
+        if (by_rejection || filtered) law.stats = mine[index];
         int each = (row.groups() + parts - 1) / parts;
         int first = part * each, last = min(first + each, row.groups());
         bool refused = by_rejection && index < drafts.length, empty;

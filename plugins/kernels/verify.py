@@ -1,4 +1,4 @@
-"""Verification and drafting by the kernels of ``verify.cu``: bound once, run many times, captured in a CUDA graph or not.
+"""Verification and drafting by the kernels of ``verify.cu``: bound once, run many times, also in a CUDA graph.
 
 Tensors are named as in engines/contract.py and must be contiguous. Nothing is allocated by a run and nothing is read
 by the host.
@@ -62,8 +62,7 @@ class VerifyLaunch:
         advance: Advance | None = None,
     ) -> None:
         logits = tensors["logits"]
-        batch, rows, vocab = logits.shape
-        drafts = [tensors[name] for name in _DRAFTED] if rows > 1 else [None, None]
+        drafts = [tensors[name] for name in _DRAFTED] if logits.shape[1] > 1 else [None, None]
         inputs = [logits, tensors.get("bitmask"), *drafts, *(tensors[name] for name in _SAMPLING)]
         progress = [advance.length, advance.last, advance.previous] if advance else [None] * 3
         self._device = logits.device
@@ -137,7 +136,15 @@ def _choice(
         kernel = module.kernel(f"row_stats_{dtype}")
         launches.append(Launch(kernel, (rows, batch, 1), (_STATS_THREADS, 1, 1), *arguments))
     scratch = (workspace.partials, workspace.counters)
-    arguments = (*inputs, draft_probs, workspace.stats, *sizes, np.int32(drafting), *scratch, *outputs)
+    arguments = (
+        *inputs,
+        draft_probs,
+        workspace.stats if stats else None,
+        *sizes,
+        np.int32(drafting),
+        *scratch,
+        *outputs,
+    )
     grid = (parts(batch * rows, vocab, _processors(module.device)), rows, batch)
     launches.append(Launch(module.kernel(f"choose_{dtype}"), grid, (_CHOOSE_THREADS, 1, 1), *arguments))
     return launches
