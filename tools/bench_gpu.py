@@ -28,6 +28,7 @@ from tandemrt.engines.bundle import Bundle
 from tools.gpu import requests
 from tools.gpu.burst import Burst, Measured
 from tools.gpu.models import floor_ms, make_bundle, make_models
+from tools.gpu.table import markdown
 from tools.gpu.trace import traced
 from tools.random_checkpoint import Size
 
@@ -40,7 +41,7 @@ class Bench:
     """The results so far, and the file they are written to after every part."""
 
     def __init__(self, out: Path | None) -> None:
-        self.results: dict[str, Any] = {}
+        self.results: dict[str, Any] = {"seconds": {}}
         self._out = out
 
     def part(self, name: str, work: Callable[[], Any]) -> Any:
@@ -54,7 +55,8 @@ class Bench:
             result = None
             self.results[name] = {"failed": f"{type(error).__name__}: {error}"}
             console.print(f"[red]{traceback.format_exc()}[/]", markup=False)
-        console.print(f"[dim]{name}: {time.perf_counter() - begin:.1f} s[/]")
+        self.results["seconds"][name] = time.perf_counter() - begin
+        console.print(f"[dim]{name}: {self.results['seconds'][name]:.1f} s[/]")
         if self._out is not None:
             self._out.write_text(json.dumps(self.results, indent=2) + "\n")
         return result
@@ -67,7 +69,9 @@ def main(
         Path | None, typer.Option(help="Folder for the models; those it holds are used. Default: a temporary one.")
     ] = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
-    batches: Annotated[str, typer.Option(help="Requests that run together, per line.")] = "1,8,16,32,64",
+    batch_sizes: Annotated[
+        str, typer.Option("--batches", help="Requests that run together, per line.")
+    ] = "1,8,16,32,64",
     window: Annotated[int, typer.Option(help="Drafted tokens per round.", min=1)] = 4,
     prompt: Annotated[int, typer.Option(help="Tokens per prompt.", min=2)] = 1000,
     tokens: Annotated[int, typer.Option(help="Measured tokens per request.", min=1)] = 256,
@@ -80,7 +84,7 @@ def main(
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures here, after every part.")] = None,
 ) -> None:
     """Make the models and the bundle, open it once, measure every line."""
-    bench, wanted = Bench(out), [int(batch) for batch in batches.split(",")]
+    bench, wanted = Bench(out), [int(batch) for batch in batch_sizes.split(",")]
     slots = max(*wanted, constrained, 1)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
@@ -104,16 +108,17 @@ def main(
             raise typer.Exit(1)
         with llm:
             lines = Lines(llm, bundle, prompt, tokens, temperature)
-            for batch in wanted:
-                bench.part(f"batch {batch}", partial(lines.both, batch, window))
+            batches = {batch: bench.part(f"batch {batch}", partial(lines.both, batch, window)) for batch in wanted}
             if constrained:
                 bench.part("constrained", partial(lines.constrained, constrained, window, pairs))
             if device.startswith("cuda"):
                 bench.part("trace", partial(lines.trace, min(16, slots), window))
-    failed = [name for name, result in bench.results.items() if isinstance(result, dict) and "failed" in result]
     console.print(
-        f"{time.perf_counter() - begin:.0f} s in all" + (f"; [red]failed: {', '.join(failed)}[/]" if failed else "")
+        markdown({b: both for b, both in batches.items() if both}, window, with_peer=size is Size.B8), markup=False
     )
+    failed = [name for name, result in bench.results.items() if isinstance(result, dict) and "failed" in result]
+    outcome = f"[red]failed: {', '.join(failed)}[/]" if failed else "no part failed"
+    console.print(f"{time.perf_counter() - begin:.0f} s in all, {outcome}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -136,7 +141,7 @@ class Lines:
 
     def constrained(self, batch: int, window: int, pairs: int) -> dict[str, Any]:
         """A JSON grammar, a budget and a seed on every request against none of them, in turns."""
-        budget = WARM + self._tokens // 2  # so that reasoning is cut off while it is measured, and JSON follows
+        budget = WARM + self._tokens // 4  # so that reasoning is cut off while it is measured, and JSON follows
         texts = requests.prompts(self._bundle, batch, self._prompt)
         sizes = (self._bundle, batch, self._prompt, self._temperature, window)
         ways = {

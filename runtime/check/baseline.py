@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
-import onnxruntime
 import torch
 
 from tandemrt.engines.bundle import Bundle
@@ -16,6 +15,7 @@ from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.manifest import EngineName
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.backends.sessions import onnxruntime
 
 _HALF = ("float16", "bfloat16")
 _FOLDER = "session.model_external_initializers_file_folder_path"

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tandemrt import LLM, SamplingParams
@@ -21,6 +21,7 @@ class Measured:
     context: float  # mean tokens in front of a row's window
     metrics: Metrics
     finished: int  # requests that ended on their own: the batch was smaller from then on
+    forced_ends: int  # times a budget had closed the reasoning when all was over
 
     @property
     def ms_per_round(self) -> float:
@@ -52,7 +53,7 @@ class Measured:
             "accepted_at": [count / max(1, self.metrics.steps) for count in self.metrics.accepted],
             "context": self.context,
             "cut_drafts": self.metrics.cut_drafts,
-            "forced_ends": self.metrics.forced_ends,
+            "forced_ends": self.forced_ends,
             "graph_replays": self.metrics.graph_replays,
             "eager_runs": {reason: count for reason, count in self.metrics.eager_runs.items() if count},
             "finished_early": self.finished,
@@ -74,6 +75,7 @@ class Burst:
         self._result: Measured | None = None
         self._left = 0
         self._finished = 0
+        self._forced = 0
         self._prompt = 0
         self._ended = threading.Condition()
         self.started = threading.Event()  # all requests are decoding
@@ -98,7 +100,7 @@ class Burst:
         if self._result is None:
             reason = self._error or ("all requests ended before it was over" if done else f"not over in {timeout_s} s")
             raise RuntimeError(f"burst of {len(prompts)}: {reason}; tokens so far: {self._counts}")
-        return self._result
+        return replace(self._result, forced_ends=self._forced)
 
     def _listener(self, index: int) -> Any:
         def listen(item: StreamOutput) -> None:
@@ -106,7 +108,8 @@ class Burst:
             if item.output is not None:
                 with self._ended:
                     self._left -= 1
-                    self._finished += item.output.finish_reason not in ("cancelled",)
+                    self._finished += item.output.finish_reason != "cancelled"
+                    self._forced += item.output.forced_ends
                     if item.output.finish_reason == "error":
                         self._error = item.output.error
                     self._ended.notify_all()
@@ -131,5 +134,5 @@ class Burst:
         context = self._prompt + (before + tokens) / 2 / len(self._counts)
         since = self._llm.metrics.since(metrics)
         with self._ended:
-            self._result = Measured(seconds, tokens - before, context, since, self._finished)
+            self._result = Measured(seconds, tokens - before, context, since, self._finished, 0)
             self._ended.notify_all()

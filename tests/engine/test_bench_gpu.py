@@ -1,0 +1,79 @@
+"""The benchmark of the round, tried on a CPU with small shapes: every part runs, and a part that fails is told."""
+
+import json
+import sys
+
+import pytest
+import typer
+
+from tools import bench_gpu
+from tools.gpu.trace import summary
+from tools.random_checkpoint import Dtype, Size
+from tools.random_pair import write_pair
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    write_pair(folder, Size.SMALL, device="cpu", dtype=Dtype.FLOAT32, acceptance=None, scale=0.2)
+    return folder
+
+
+@pytest.fixture
+def bench(models, tmp_path, monkeypatch, capsys):
+    """Run the command with small shapes; return the exit code, what was printed and the figures."""
+
+    def run(*arguments: str) -> tuple[int, str, dict]:
+        out = tmp_path / "figures.json"
+        sizes = ["--size", "small", "--batches", "1,3", "--prompt", "20", "--chunk", "32", "--constrained", "3"]
+        fixed = ["--device", "cpu", "--models", str(models), "--pairs", "1", "--json", str(out), *sizes]
+        monkeypatch.setattr(sys, "argv", ["bench_gpu", *fixed, *arguments])
+        with pytest.raises(SystemExit) as caught:
+            typer.run(bench_gpu.main)
+        return int(caught.value.code or 0), capsys.readouterr().out, json.loads(out.read_text())
+
+    return run
+
+
+def test_every_line_is_measured_with_and_without_speculation(bench):
+    code, out, figures = bench("--tokens", "24", "--length", "256")
+    assert code == 0, out
+    assert "no part failed" in out
+    for batch in (1, 3):
+        both = figures[f"batch {batch}"]
+        assert both["plain"]["acceptance_length"] == 1
+        assert 2 < both["speculated"]["acceptance_length"] <= 5
+        for line in (both["plain"], both["speculated"]):
+            assert line["tokens"] >= 24 * batch
+            assert line["finished_early"] == 0
+            assert line["device_ms"]["round"] == pytest.approx(line["ms_per_round"], rel=0.5)
+            assert line["device_ms"]["target"] > line["target_floor_ms"]
+        assert both["plain"]["rounds"] >= 24
+    assert out.count("\n| 3 |") == 2
+
+
+def test_budget_and_grammar_take_hold_while_they_are_measured(bench):
+    _, _, figures = bench("--tokens", "24", "--length", "256")
+    (run,) = figures["constrained"]["constrained"]
+    assert run["forced_ends"] == 3
+    assert run["cut_drafts"] > 0
+    assert figures["constrained"]["plain"][0]["forced_ends"] == 0
+
+
+def test_a_part_that_fails_is_told_and_hides_no_other(bench):
+    code, out, figures = bench("--tokens", "200", "--length", "64", "--constrained", "0")
+    assert code == 1
+    assert "failed: batch 1, batch 3" in out
+    assert "all requests ended before it was over" in figures["batch 1"]["failed"]
+
+
+def test_time_without_any_work_is_what_no_kernel_covers():
+    events = [
+        {"name": "void product<8, 4>(float*)", "ts": 10.0, "dur": 30.0},
+        {"name": "copy", "ts": 20.0, "dur": 10.0},  # beside the product
+        {"name": "void product<2, 2>(float*)", "ts": 60.0, "dur": 50.0},
+    ]
+    found = summary(events[::-1], rounds=2, kernels=1)
+    assert found["idle_share"] == pytest.approx(20 / 100)
+    assert (found["ms_per_round"], found["launches_per_round"]) == (0.05, 1.5)
+    assert found["kernels"] == [{"name": "product", "ms_per_round": 0.04, "us_each": 40.0}]
