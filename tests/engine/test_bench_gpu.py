@@ -55,7 +55,7 @@ def test_every_line_is_measured_with_and_without_speculation(bench):
 def test_budget_and_grammar_take_hold_while_they_are_measured(bench):
     _, _, figures = bench("--tokens", "24", "--length", "256")
     (run,) = figures["constrained"]["constrained"]
-    assert run["forced_ends"] == 3
+    assert run["forced_ends"] >= 2, "a random text may write the marker itself, hardly two of three do"
     assert run["cut_drafts"] > 0
     assert figures["constrained"]["plain"][0]["forced_ends"] == 0
 
