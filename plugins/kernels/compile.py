@@ -62,6 +62,15 @@ def compile_kernel(name: str, architectures: Sequence[str]) -> tuple[Compiled, .
         return tuple(Compiled(file, *result) for file, result in zip(files, compiled, strict=True))
 
 
+def compile_ptx(source: str, architecture: str) -> str:
+    """Compile CUDA C++ that may include the ``.cuh`` files of this folder to PTX for ``architecture``.
+
+    Raises as :func:`compile_kernel` does.
+    """
+    code, _ = _translate(_nvrtc(), "source.cu", source.encode(), f"compute_{architecture.replace('.', '')}")
+    return code.decode().rstrip("\0")
+
+
 def kernel_names() -> tuple[str, ...]:
     """The stems of all ``.cu`` files of this folder, in order."""
     return tuple(sorted(path.stem for path in SOURCES.glob("*.cu")))
@@ -81,11 +90,15 @@ def _nvrtc() -> Any:
 
 @cache  # a process that builds several bundles compiles once
 def _compile(nvrtc: Any, name: str, target: str) -> tuple[bytes, str]:
+    return _translate(nvrtc, f"{name}.cu", (SOURCES / f"{name}.cu").read_bytes(), target)
+
+
+def _translate(nvrtc: Any, file: str, source: bytes, target: str) -> tuple[bytes, str]:
     """Return cubin (``sm_…``) or PTX (``compute_…``), and the log."""
     headers = sorted(SOURCES.glob("*.cuh"))
     _, program = nvrtc.nvrtcCreateProgram(
-        (SOURCES / f"{name}.cu").read_bytes(),
-        f"{name}.cu".encode(),
+        source,
+        file.encode(),
         len(headers),
         [header.read_bytes() for header in headers],
         [header.name.encode() for header in headers],
@@ -97,7 +110,7 @@ def _compile(nvrtc: Any, name: str, target: str) -> tuple[bytes, str]:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         log = _read(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode().rstrip("\0\n ")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise BackendUnavailable(f"{name}.cu: NVRTC cannot compile it for {target} ({status.name}):\n{log}")
+            raise BackendUnavailable(f"{file}: NVRTC cannot compile it for {target} ({status.name}):\n{log}")
         read = ("CUBIN" if cubin else "PTX") + "{}"
         size, get = (getattr(nvrtc, f"nvrtcGet{read.format(kind)}") for kind in ("Size", ""))
         return _read(program, size, get), log

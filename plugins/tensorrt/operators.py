@@ -12,13 +12,14 @@ from typing import Any
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Binding
-from tandemrt.plugins.kernels.compile import compile_kernel
+from tandemrt.plugins.kernels.compile import compile_ptx
 
 Dim = Any  # int, or a symbolic expression
 Shapes = Mapping[str, Sequence[Dim]]
 
 LOGITS = "logits"  # stands for the dtype of the logits: one of SUFFIXES, the same throughout a node
 SUFFIXES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_TYPES = {"fp32": "float", "fp16": "fp16", "bf16": "bf16"}  # in CUDA C++
 _ANY = 32  # width of the vocabulary, where only the rank of a shape counts
 _ARCHITECTURE = "8.0"  # the oldest that has bfloat16: a driver translates its PTX for every later GPU
 
@@ -34,28 +35,28 @@ class Launch:
 
 @dataclass(frozen=True)
 class Operator:
-    """One plugin. The kernel ``NAME_SUFFIX`` of ``SOURCE.cu`` takes inputs, scalars and outputs, in this order."""
+    """One plugin. The kernel ``NAME_SUFFIX`` of ``header`` takes inputs, scalars and outputs, in this order."""
 
     name: str
     inputs: tuple[Binding, ...]
     outputs: tuple[Binding, ...]
-    source: str
+    header: str
     output_shapes: Callable[[Shapes], tuple[tuple[Dim, ...], ...]]
     launch: Callable[[Shapes], Launch]
-    kernel: str
 
-    def entry(self, dtype: str) -> str:
+    def kernel(self, dtype: str) -> str:
         """Return the name of the kernel for logits of ``dtype``, one of :data:`SUFFIXES`."""
-        return f"{self.kernel}_{SUFFIXES[dtype]}"
+        return f"{self.name}_{SUFFIXES[dtype]}"
 
-    def ptx(self) -> str:
-        """Compile the kernels of this operator, all dtypes. Raises BackendUnavailable without NVRTC."""
-        return _ptx(self.source)
+    def ptx(self, dtype: str) -> str:
+        """Compile that kernel and nothing else. Raises BackendUnavailable without NVRTC."""
+        suffix = SUFFIXES[dtype]
+        return _ptx(f'#include "{self.header}"\n{self.name.upper()}({suffix}, {_TYPES[suffix]})\n')
 
 
 @cache
 def _ptx(source: str) -> str:
-    return compile_kernel(source, [_ARCHITECTURE])[-1].code.decode().rstrip("\0")
+    return compile_ptx(source, _ARCHITECTURE)
 
 
 def _verify(*, draft_probs: bool) -> Operator:
@@ -64,8 +65,7 @@ def _verify(*, draft_probs: bool) -> Operator:
         name="verify_draft_probs" if draft_probs else "verify_draft",
         inputs=tuple(binding for binding in bindings.inputs if binding.name != "bitmask"),
         outputs=bindings.outputs,
-        source="verify",
-        kernel="verify_draft_probs_one" if draft_probs else "verify_draft_one",
+        header="verify_one.cuh",
         output_shapes=_verified,
         launch=_verify_launch,
     )
@@ -77,8 +77,7 @@ def _bitmask() -> Operator:
         name="token_bitmask",
         inputs=(logits, contract.verify(vocab=_ANY, dtype=LOGITS, draft_probs=False)["bitmask"]),
         outputs=(Binding("masked", LOGITS, logits.shape),),
-        source="bitmask",
-        kernel="token_bitmask",
+        header="bitmask.cuh",
         output_shapes=lambda shapes: (tuple(shapes["logits"]),),
         launch=_bitmask_launch,
     )

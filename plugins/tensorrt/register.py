@@ -58,7 +58,7 @@ def _implement(operator: Operator, plugin: Any) -> Callable[..., Any]:
         x, y, z = launch.grid
         parameters = plugin.KernelLaunchParams(grid_x=x, grid_y=y, grid_z=z, block_x=launch.threads)
         scalars = plugin.SymIntExprs.from_tuple(tuple(plugin.SymInt32(value) for value in launch.scalars))
-        return operator.entry(dtype), operator.ptx(), parameters, scalars
+        return operator.kernel(dtype), operator.ptx(dtype), parameters, scalars
 
     return implement
 

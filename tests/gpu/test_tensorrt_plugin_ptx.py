@@ -1,5 +1,7 @@
 """The plugins' PTX, launched as TensorRT launches it, equals the numpy definition; TensorRT itself is not needed."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -28,17 +30,18 @@ def execute(name, tensors, dtype):
     ]
     launch = operator.launch(shapes)
     scalars = [np.int32(value) for value in launch.scalars]
-    kernel = kernels(operator).get_kernel(operator.entry(dtype))
+    kernel = load(operator, dtype).get_kernel(operator.kernel(dtype))
     Launch(kernel, launch.grid, (launch.threads, 1, 1), *inputs.values(), *scalars, *outputs).run(
         current_stream(device)
     )
     return [output.float().cpu().numpy() if output.is_floating_point() else output.cpu().numpy() for output in outputs]
 
 
-def kernels(operator):
+@cache
+def load(operator, dtype):
     torch.zeros(1, device="cuda")  # makes torch's context, which the kernels share
     Device(torch.cuda.current_device()).set_current()
-    return ObjectCode.from_ptx(operator.ptx().encode())
+    return ObjectCode.from_ptx(operator.ptx(dtype).encode())
 
 
 def rounded(tensors, dtype):

@@ -92,13 +92,12 @@ class _Recorder:
 
 
 def create(name: str, namespace: str = "tandemrt", request: str = "UNKNOWN") -> Any:
-    """The plugin as the parser gets it: from the registry's creator, with no preference unless the network has one."""
+    """The plugin as a network holds it: a clone of what the registry's creator made for the parser."""
     creator = trt.get_plugin_registry().get_creator(name, "1", namespace)
     assert creator is not None, f"{namespace}::{name} is not registered"
     fields = trt.PluginFieldCollection([])
-    return creator.create_plugin(
-        name, namespace, fields, trt.TensorRTPhase.BUILD, trt.QuickPluginCreationRequest.__members__[request]
-    )
+    preference = trt.QuickPluginCreationRequest.__members__[request]
+    return creator.create_plugin(name, namespace, fields, trt.TensorRTPhase.BUILD, preference).clone()
 
 
 def trace(plugin: Any, inputs: list[tuple[Any, tuple[int | str, ...]]]) -> Answers:

@@ -1,0 +1,47 @@
+// verify_draft in one launch without a workspace, for runtimes that start a single kernel per operator: one block per
+// request does its rows in turn, and stops where its run ends. Slower than verify.cu, equal in every token.
+//
+// A file that includes this one names the kernels it wants: VERIFY_DRAFT(bf16, bf16), VERIFY_DRAFT_PROBS(fp32, float).
+// Parameters are inputs in the order of the contract, int32 scalars, outputs.
+#pragma once
+#include "accept.cuh"
+
+// Grid (batch), 1024 threads. `draft_probs` may be null.
+template <class T>
+__device__ __forceinline__ void verify_one(const T* logits, const i64* draft_tokens, const i64* draft_len,
+                                           const Sampling& sampling, const float* draft_probs, int rows, int vocab,
+                                           i64* tokens, i64* count) {
+    __shared__ Histogram histogram;
+    int item = blockIdx.x;
+    Request request(sampling, item, vocab);
+    Drafts drafts(draft_tokens, draft_len, draft_probs, item, rows, vocab);
+    int accepted = 0, token = -1;
+    for (;; accepted++) {
+        Row<T> row(logits, nullptr, i64(item) * rows + accepted, vocab);
+        Law law = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
+        if (request.filtered || request.by_rejection) law = row_law(row, request, request.by_rejection, histogram);
+        bool drafted = accepted < drafts.length, refused = request.by_rejection && drafted, empty;
+        if (refused) judge(row, request, drafts, accepted, law);
+        if (law.stats.stands) continue;
+        token = part_winner(row, request, law, drafts, accepted, refused, SAMPLE, 0, row.groups(), empty).token;
+        if (refused || !drafted || token < 0 || token != drafts.tokens[accepted]) break;
+    }
+    if (threadIdx.x == 0) count[item] = emit(drafts, rows, accepted, token, tokens + i64(item) * rows);
+}
+
+#define VERIFY_INPUTS(T)                                                                                       \
+    const T *logits, const i64 *draft_tokens, const i64 *draft_len, const float *temperature, const i64 *top_k, \
+        const float *top_p, const float *min_p, const i64 *seed, const i64 *position, const i64 *rule
+#define VERIFY_SAMPLING Sampling{temperature, top_k, top_p, min_p, seed, position, rule}
+
+#define VERIFY_DRAFT(NAME, T)                                                                                \
+    extern "C" __global__ void __launch_bounds__(1024)                                                       \
+        verify_draft_##NAME(VERIFY_INPUTS(T), int rows, int vocab, i64* tokens, i64* count) {                \
+        verify_one(logits, draft_tokens, draft_len, VERIFY_SAMPLING, nullptr, rows, vocab, tokens, count);   \
+    }
+
+#define VERIFY_DRAFT_PROBS(NAME, T)                                                                              \
+    extern "C" __global__ void __launch_bounds__(1024) verify_draft_probs_##NAME(                                \
+        VERIFY_INPUTS(T), const float* draft_probs, int rows, int vocab, i64* tokens, i64* count) {              \
+        verify_one(logits, draft_tokens, draft_len, VERIFY_SAMPLING, draft_probs, rows, vocab, tokens, count);   \
+    }
