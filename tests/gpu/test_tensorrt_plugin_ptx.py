@@ -1,6 +1,7 @@
 """The plugins' PTX, launched as TensorRT launches it, equals the numpy definition; TensorRT itself is not needed."""
 
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.engine.operator_cases import case, reference_verify
 
 TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
 BY_NAME = {operator.name: operator for operator in OPERATORS}
-VOCABULARIES = [31, 32, 33, 1000, 2049, 128_256]
+BATCHES = [*product([31, 32, 33, 1000, 2049], range(5)), (128_256, 2)]  # vocabulary, window
 UNWRITTEN = -99
 
 
@@ -49,21 +50,19 @@ def rounded(tensors, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("window", [0, 1, 4])
-@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize(("vocab", "window"), BATCHES)
 def test_the_bitmask_kernel_equals_its_definition(vocab, window, dtype):
-    tensors = rounded(small(vocab, window), dtype)
+    tensors = rounded(batch(vocab, window), dtype)
     [masked] = execute("token_bitmask", tensors, dtype)
     np.testing.assert_array_equal(masked, token_bitmask(tensors["logits"], tensors["bitmask"]))
 
 
 @pytest.mark.parametrize("name", ["verify_draft", "verify_draft_probs"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("window", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize(("vocab", "window"), BATCHES)
 def test_both_plugins_in_turn_equal_the_definition_of_verification(vocab, window, dtype, name):
     """Mixed rules, filters, dead rows, ragged drafts, per-request seeds; every output element is written."""
-    tensors = rounded(small(vocab, window), dtype)
+    tensors = rounded(batch(vocab, window), dtype)
     if name == "verify_draft":
         del tensors["draft_probs"]
     [masked] = execute("token_bitmask", tensors, dtype)
@@ -73,5 +72,6 @@ def test_both_plugins_in_turn_equal_the_definition_of_verification(vocab, window
     np.testing.assert_array_equal(count, expected_count)
 
 
-def small(vocab, window):
-    return case(vocab, window, batch=24 if vocab < 10_000 else 8)
+@cache
+def batch(vocab, window):
+    return case(vocab, window)
