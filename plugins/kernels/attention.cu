@@ -2,12 +2,13 @@
 //
 // attend_<dtype>_<D>_<rows>, 128 threads, grid (splits * row tiles, kv_heads, batch): with `append` it writes the new
 // keys and values itself (possible where all rows of a KV head are one tile); otherwise append_<dtype>_<D> runs before.
+// Two blocks are meant to be resident per multiprocessor: three stages of two blocks keep its share of memory busy.
 #include "attention_merge.cuh"
 #include "attention_plain.cuh"
 
 template <class T, int D, int TILES>
 __device__ void attend(const Operands<T>& x, int splits, bool append, typename T::Element* mixed, Parts parts) {
-    constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, COUNT = Stages<D>::COUNT, STAGE = 2 * KEYS * D;
+    constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * D;
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ float2 bounds[WARPS][16];
     u16* stages = reinterpret_cast<u16*>(memory);
@@ -20,7 +21,8 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
     int first_seen = start + tile * ROWS / group, last_seen = start + (tile * ROWS + lines - 1) / group;
 
     Range range;
-    range.begin = x.sliding_window ? max(0, first_seen - x.sliding_window + 1) : 0;
+    int reach = x.sliding_window ? x.sliding_window : 0x7fffffff;
+    range.begin = max(0, first_seen - reach + 1);
     range.end = x.bounded(last_seen + 1);
     range.stored = append ? start : range.end;
     int skipped = range.begin / KEYS, steps = (range.end + KEYS - 1) / KEYS - skipped, active = min(splits, steps);
@@ -31,27 +33,26 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
     int block = x.block_of(row, range.first * KEYS);
     auto fetch_step = [&](int step) {
         if (step < range.last) {
-            fetch<T, D>(x, stages + (step - range.first) % COUNT * STAGE, range, step, block, row, kv_head);
+            fetch<T, D>(x, stages + (step - range.first) % STAGES * STAGE, range, step, block, row, kv_head);
             if (step + 1 < range.last) block = x.block_of(row, (step + 1) * KEYS);
         }
         close_copies();
     };
 #pragma unroll 1
-    for (int i = 0; i < COUNT - 1; ++i) fetch_step(range.first + i);
+    for (int i = 0; i < STAGES - 1; ++i) fetch_step(range.first + i);
 
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, packed = tile * ROWS + warp % TILES * 16;
+    int warp = threadIdx.x / 32, packed = tile * ROWS + warp % TILES * 16;
     u32 q[D / 16][4];
     load_queries<T, D>(q, x, row, kv_head, packed, start);
-    const int seen[2] = {start + (packed + lane / 4) / group, start + (packed + lane / 4 + 8) / group};
     Rows<D> rows;
     for (int step = range.first; step < range.last; ++step) {
-        wait_copies<COUNT - 2>();
+        wait_copies<STAGES - 2>();
         __syncthreads();
-        fetch_step(step + COUNT - 1);
-        const u16* keys = stages + (step - range.first) % COUNT * STAGE;
+        fetch_step(step + STAGES - 1);
+        const u16* keys = stages + (step - range.first) % STAGES * STAGE;
         int line = warp / TILES * SPAN, position = step * KEYS;
-        bool masked = position + KEYS - 1 > first_seen || (x.sliding_window && last_seen - position >= x.sliding_window);
-        accumulate<T, D, SPAN>(rows, q, keys, line, position + line, seen, x.sliding_window, masked);
+        bool masked = position + KEYS - 1 > first_seen || last_seen - position >= reach;
+        accumulate<T, D, SPAN>(rows, q, keys, line, Mask{masked, position + line, reach, start, packed, group});
     }
 
     float* sums = reinterpret_cast<float*>(memory);
@@ -78,20 +79,9 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
     }
     if (active == 1 || !is_last(parts.tickets + ticket, active)) return;
 
-    float2* shares = reinterpret_cast<float2*>(memory);
+    float* shares = reinterpret_cast<float*>(memory);
     share_of_splits<ROWS>(shares, parts.bounds + part, active, lines);
-    for (int i = threadIdx.x; i < lines * (D / 4); i += 32 * WARPS) {
-        int line = i / (D / 4), column = i % (D / 4) * 4;
-        const float* from = parts.sums + (part + line) * D + column;
-        float4 all = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-        for (int s = 0; s < active; ++s) {
-            float4 one = __ldcg(reinterpret_cast<const float4*>(from + static_cast<i64>(s) * ROWS * D));
-            float share = shares[s * ROWS + line].x;
-            all = make_float4(all.x + share * one.x, all.y + share * one.y, all.z + share * one.z, all.w + share * one.w);
-        }
-        write(line, column, all);
-    }
+    sum_splits<D, ROWS>(parts.sums + part * D, shares, active, lines, write);
 }
 
 #define INPUTS(T)                                                                                                     \
@@ -108,7 +98,7 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
         append_all<T, D>(OPERANDS(T));                                                                                \
     }
 #define ATTEND(NAME, T, D, ROWS)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(128, ROWS == 64 ? 2 : 3) attend_##NAME##_##D##_##ROWS(               \
+    extern "C" __global__ void __launch_bounds__(128, 2) attend_##NAME##_##D##_##ROWS(               \
         INPUTS(T), SIZES, int splits, int append, float scale, float epsilon, T::Element* mixed,                      \
         T::Element* key_cache, T::Element* value_cache, float* sums, float2* bounds, int* tickets) {                  \
         attend<T, D, ROWS / 16>(OPERANDS(T), splits, append, mixed, Parts{sums, bounds, tickets});                    \

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.attention_plan import KEYS, WARPS, Plan, Processors, Workspace
+from tandemrt.plugins.kernels.attention_plan import KEYS, WARPS, Plan, Workspace
 from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
 
 HEAD_DIMS = (32, 64, 128)
@@ -68,7 +68,7 @@ class AttentionLauncher:
             kv_heads=kv_heads,
             head_dim=head_dim,
             capacity=max_blocks * block_size,
-            processors=Processors.of(qkv.device),
+            processors=torch.cuda.get_device_properties(qkv.device).multi_processor_count,
             splits=splits,
         )
         suffix = f"{_SUFFIX[qkv.dtype]}_{head_dim}"

@@ -3,6 +3,8 @@
 
 #include "attention_tile.cuh"
 
+constexpr int MAX_SPLITS = 32;
+
 // What the blocks that share the keys of a row leave for the last of them.
 struct Parts {
     float* sums;     // [row tiles, splits, ROWS, D]
@@ -74,21 +76,74 @@ __device__ inline bool is_last(int* ticket, int blocks) {
     return last;
 }
 
-// The share of each split in each row, [splits, ROWS], in shared memory.
+// The share of each split in each row, [splits, ROWS], in shared memory. Several threads look after a row, so that all
+// loads are under way at once.
 template <int ROWS>
-__device__ void share_of_splits(float2* shares, const float2* bounds, int splits, int lines) {
-    for (int i = threadIdx.x; i < splits * ROWS; i += 32 * WARPS)
-        if (i % ROWS < lines) shares[i] = __ldcg(bounds + i);
-    __syncthreads();
-    if (threadIdx.x < lines) {
-        float2 all = make_float2(-INFINITE, 0);
-        for (int s = 0; s < splits; ++s) all.x = fmaxf(all.x, shares[s * ROWS + threadIdx.x].x);
-        for (int s = 0; s < splits; ++s) {
-            float2& one = shares[s * ROWS + threadIdx.x];
-            one.x = fraction(one.x, all.x);
-            all.y += one.x * one.y;
-        }
-        for (int s = 0; s < splits; ++s) shares[s * ROWS + threadIdx.x].x /= all.y;
+__device__ void share_of_splits(float* shares, const float2* bounds, int splits, int lines) {
+    constexpr int THREADS = 32 * WARPS / ROWS, EACH = MAX_SPLITS / THREADS;
+    int line = threadIdx.x / THREADS, first = threadIdx.x % THREADS;
+    float2 one[EACH];
+    float largest = -INFINITE, weights = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        int split = first + i * THREADS;
+        one[i] = split < splits && line < lines ? __ldcg(bounds + split * ROWS + line) : make_float2(-INFINITE, 0);
     }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) largest = fmaxf(largest, one[i].x);
+#pragma unroll
+    for (int distance = 1; distance < THREADS; distance *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        one[i].x = fraction(one[i].x, largest);
+        weights += one[i].x * one[i].y;
+    }
+#pragma unroll
+    for (int distance = 1; distance < THREADS; distance *= 2)
+        weights += __shfl_xor_sync(0xffffffffu, weights, distance);
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+        if (first + i * THREADS < splits) shares[(first + i * THREADS) * ROWS + line] = one[i].x / weights;
     __syncthreads();
+}
+
+// The sums of all splits, weighted: calls write(line, column, values) for four columns at a time. Loads are made in
+// batches, since each of them takes as long as a batch.
+template <int D, int ROWS, class Write>
+__device__ void sum_splits(const float* sums, const float* shares, int splits, int lines, Write write) {
+    constexpr int UNITS = 4, BATCH = 4, STRIDE = 32 * WARPS;
+    int units = lines * (D / 4);
+    for (int first = threadIdx.x; first < units; first += UNITS * STRIDE) {
+        float4 all[UNITS];
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) all[u] = make_float4(0, 0, 0, 0);
+        for (int start = 0; start < splits; start += BATCH) {
+            float4 one[UNITS][BATCH];
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i) {
+                    int unit = first + u * STRIDE, split = start + i;
+                    const float* at = sums + static_cast<i64>(split) * ROWS * D + unit * 4;
+                    bool there = unit < units && split < splits;
+                    one[u][i] = there ? __ldcg(reinterpret_cast<const float4*>(at)) : make_float4(0, 0, 0, 0);
+                }
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+                for (int i = 0; i < BATCH; ++i) {
+                    int unit = min(first + u * STRIDE, units - 1), split = min(start + i, splits - 1);
+                    float share = shares[split * ROWS + unit / (D / 4)];
+                    float4 each = one[u][i];
+                    all[u] = make_float4(all[u].x + share * each.x, all[u].y + share * each.y,
+                                         all[u].z + share * each.z, all[u].w + share * each.w);
+                }
+        }
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+            int unit = first + u * STRIDE;
+            if (unit < units) write(unit / (D / 4), unit % (D / 4) * 4, all[u]);
+        }
+    }
 }

@@ -7,22 +7,10 @@ import torch
 KEYS = 64  # positions a block of threads takes at a time; no block of the cache may end inside
 WARPS = 4
 MAX_SPLITS = 32
+_WORTHWHILE_SPLITS = 16  # more partial results cost the block that sums them up more than they save
+_BLOCKS_PER_PROCESSOR = 2  # of threads, as many as fit together
 _ROWS = (16, 32, 64)  # row tiles the kernels are compiled for
-_STAGES = {32: 3, 64: 3, 128: 2}  # keys and values under way at a time, by head size
-_RESIDENT = {16: 3, 32: 3, 64: 2}  # blocks of threads that fit a processor's registers, by row tile
-
-
-@dataclass(frozen=True)
-class Processors:
-    """What a device offers: streaming multiprocessors, and bytes of shared memory in each."""
-
-    count: int
-    shared: int
-
-    @classmethod
-    def of(cls, device: torch.device) -> "Processors":
-        properties = torch.cuda.get_device_properties(device)
-        return cls(properties.multi_processor_count, properties.shared_memory_per_multiprocessor)
+_STAGES = 3  # steps whose keys and values are in shared memory or on their way
 
 
 @dataclass(frozen=True)
@@ -50,18 +38,19 @@ class Plan:
         kv_heads: int,
         head_dim: int,
         capacity: int,
-        processors: Processors,
+        processors: int,
         splits: int | None = None,
     ) -> "Plan":
-        """``capacity``: positions a row has room for. ``splits`` overrides the choice."""
+        """``capacity``: positions a row has room for; ``processors``: the device's. ``splits`` overrides the choice."""
         packed = query * (heads // kv_heads)
         rows = next((rows for rows in _ROWS if packed <= rows), _ROWS[-1])
         tiles = -(-packed // rows)
         if splits is None:
-            resident = min(_RESIDENT[rows], processors.shared // (_shared(head_dim) + 2048))
-            slots = processors.count * max(resident, 1)
-            splits = min(slots // (batch * kv_heads * tiles), MAX_SPLITS, -(-capacity // KEYS))
-        return cls(batch, kv_heads, head_dim, rows, tiles, max(splits, 1))
+            slots = _BLOCKS_PER_PROCESSOR * processors
+            splits = max(1, min(slots // (batch * kv_heads * tiles), _WORTHWHILE_SPLITS, -(-capacity // KEYS)))
+        if not 1 <= splits <= MAX_SPLITS:
+            raise ValueError(f"splits: 1 to {MAX_SPLITS} are needed, got {splits}")
+        return cls(batch, kv_heads, head_dim, rows, tiles, splits)
 
     @property
     def appends(self) -> bool:
@@ -70,7 +59,7 @@ class Plan:
     @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory per block of threads."""
-        return _shared(self.head_dim)
+        return _STAGES * 2 * KEYS * self.head_dim * 2
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -130,7 +119,3 @@ class Workspace:
             torch.empty((bounds, 2), dtype=torch.float32, device=self._device),
             torch.zeros((tickets,), dtype=torch.int32, device=self._device),
         )
-
-
-def _shared(head_dim: int) -> int:
-    return _STAGES[head_dim] * 2 * KEYS * head_dim * 2

@@ -11,11 +11,7 @@
 
 constexpr int KEYS = 64;  // of one step; no block of the cache may end inside
 constexpr int WARPS = 4;
-
-template <int D>
-struct Stages {
-    static constexpr int COUNT = D == 128 ? 2 : 3;
-};
+constexpr int STAGES = 3;  // steps whose keys and values are in shared memory or on their way
 
 // Element offset of 16 bytes in a tile of KEYS x D: chunks are permuted so that eight rows fall into different banks.
 // The permutation is a XOR, so chunk c + 2k of a row (c < 2) is at the address of chunk c with 32k flipped in it.
@@ -108,10 +104,18 @@ struct Rows {
     float weights[2] = {};
 };
 
+// What the rows of a warp see of keys that begin at `position`.
+struct Mask {
+    bool needed;
+    int position, reach;      // a row sees the keys less than `reach` before its own, itself included
+    int start, packed, group;
+
+    __device__ int seen(int line) const { return start + (packed + line) / group; }
+};
+
 // Scores, softmax and sum over the SPAN keys of this warp in a step that is in shared memory.
 template <class T, int D, int SPAN>
-__device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* keys, int line, int position,
-                           const int (&seen)[2], int sliding_window, bool masked) {
+__device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* keys, int line, Mask mask) {
     int lane = threadIdx.x % 32;
     float score[SPAN / 8][4] = {};
     u32 fragment[4];
@@ -125,16 +129,21 @@ __device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* 
             T::product(score[2 * n], q[k], fragment[0], fragment[1]);
             T::product(score[2 * n + 1], q[k], fragment[2], fragment[3]);
         }
+    if (mask.needed) {
+        const int seen[2] = {mask.seen(lane / 4), mask.seen(lane / 4 + 8)};
+#pragma unroll
+        for (int n = 0; n < SPAN / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int distance = seen[i / 2] - (mask.position + 8 * n + 2 * (lane % 4) + i % 2);
+                if (distance < 0 || distance >= mask.reach) score[n][i] = -INFINITE;
+            }
+    }
     float top[2] = {rows.largest[0], rows.largest[1]};
 #pragma unroll
     for (int n = 0; n < SPAN / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int distance = seen[i / 2] - (position + 8 * n + 2 * (lane % 4) + i % 2);
-            bool hidden = masked && (distance < 0 || (sliding_window && distance >= sliding_window));
-            score[n][i] = hidden ? -INFINITE : score[n][i];
-            top[i / 2] = fmaxf(top[i / 2], score[n][i]);
-        }
+        for (int i = 0; i < 4; ++i) top[i / 2] = fmaxf(top[i / 2], score[n][i]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         top[half] = fmaxf(top[half], __shfl_xor_sync(0xffffffffu, top[half], 1));
