@@ -55,7 +55,8 @@ class Request:
         self.max_tokens = max_tokens
         self.window = window
         self.rule = Rule[params.rule.upper()]
-        self.filters = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+        filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
+        self.filters = params.temperature > 0 and filters  # what Engine.bind calls so
         self.pending_rules = rules  # a grammar is compiled off the loop
         self.constraint: Constraint  # set when the request gets its slot
         self.tokens = list(prompt)

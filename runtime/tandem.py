@@ -54,7 +54,7 @@ class Tandem:
     def verify(self, batch: int, window: int, draft_probs: Buffer | None, *, filters: bool) -> None:
         """Decide the tokens of the window and advance the slots by them. Needs masks and draft lengths in place.
 
-        ``filters``: whether any live request samples with top-k, top-p or min-p.
+        ``filters``: whether any live request has what Engine.bind calls filters.
         """
         tokens, count = self.buffers.tokens.view(batch, window + 1), self.buffers.count.view(batch)
 

@@ -34,6 +34,11 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
         from tandemrt.runtime.backends.segmented import SegmentedEngine
 
         return SegmentedEngine.open(bundle, name, device)
+    if device.type == "cuda" and bundle.manifest.kernels:
+        from tandemrt.runtime.backends.kernels import HEADS, KernelEngine
+
+        if name in HEADS:
+            return KernelEngine.open(bundle, name, device)
     from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)

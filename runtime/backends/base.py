@@ -26,7 +26,8 @@ class Engine(Protocol):
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
         """Bind every input and output of the contract by name.
 
-        ``filters`` False promises that no row whose result is used samples with top-k, top-p or min-p.
+        ``filters`` False promises that no row whose result is used samples with top-k, top-p or min-p, or is verified
+        by the rejection rule: without them, a law need not be known, only its largest score.
 
         Outputs that the contract aliases to an input share its memory and are not given. The tensors must be
         contiguous, on the engine's device, and outlive the call. Raises InternalError on any disagreement.

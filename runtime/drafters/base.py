@@ -26,7 +26,7 @@ class Drafter(Protocol):
     def propose(self, rows: Mapping[int, Request], batch: int, window: int, *, filters: bool) -> Buffer | None:
         """Draft ``window`` tokens for slots [0, batch), of which ``rows`` are live.
 
-        ``filters``: whether any of them samples with top-k, top-p or min-p.
+        ``filters``: whether any of them has what Engine.bind calls filters.
 
         Returns the laws the drafts were drawn from, float32 [batch, window, vocab], if any row's rule reads them.
         """

@@ -1,0 +1,93 @@
+"""Rounds on a CUDA device, driven by hand: all requests are there before the first round, so every run has the same
+rounds of the same shapes, and texts may be compared bit for bit."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandemrt import LLM, RequestOutput, SamplingParams
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tests.makers import tiny_checkpoint, write_recipe
+
+Requests = Sequence[tuple[Any, dict[str, Any]]]
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "yy", "zzz"]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+# Every rule of a constraint and every filter, greedy and sampled; more requests than slots.
+MIXED: Requests = [
+    ("hello the world", {"temperature": 0.0, "max_tokens": 30}),
+    ("hello the world", {"temperature": 0.7, "seed": 5, "max_tokens": 30}),
+    ("and the", {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": -3, "max_tokens": 25}),
+    ("x", {"temperature": 1.0, "seed": 2**64 - 1, "max_tokens": 1}),
+    ("why <think>", {"temperature": 0.9, "seed": 8, "thinking_token_budget": 7, "max_tokens": 40}),
+    ("why <think>", {"temperature": 0.0, "thinking_token_budget": 0, "max_tokens": 20}),
+    ("json <think>", {"seed": 11, "thinking_token_budget": 9, "structured_outputs": {"json": SCHEMA}}),
+    ("json", {"temperature": 0.0, "structured_outputs": {"json": SCHEMA}}),
+    ("digits", {"seed": 1, "structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}),
+    ("a long prompt " * 5, {"temperature": 0.8, "seed": 6, "max_tokens": 12, "stop": ["a", "ne"]}),
+]
+
+# As many as there are slots, all of one length: every round has one shape.
+EVEN: Requests = [
+    (f"row {i} ", {"temperature": 0.4 * i, "seed": i, "max_tokens": 40, "ignore_eos": True}) for i in range(4)
+]
+
+
+def tiny(folder: Path, *, backend: str, dtype: str, window: int = 4, **limits: int) -> Path:
+    """A bundle of random models whose texts are noise: a wrong token anywhere shows at once."""
+    folder.mkdir(exist_ok=True)
+    target = tiny_checkpoint(folder / "target", seed=1, head_dim=32)
+    draft = tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=32)
+    recipe = folder / "tiny.toml"
+    sizes = {"prefill_chunk": 64, **limits}  # so that requests that come together start in one round
+    write_recipe(recipe, target=target, draft=draft, window=window, backend=backend, dtype=dtype, **sizes)
+    return build(Recipe.load(recipe), folder / "bundle").folder
+
+
+def paged() -> str:
+    """The recipe's [backend] for this machine's GPU."""
+    major, minor = torch.cuda.get_device_capability()
+    return f'name = "onnxruntime-cuda"\ncache = "paged"\narchitectures = ["{major}.{minor}"]'
+
+
+def drive(llm: LLM, requests: Requests, *, timeout_s: float = 120) -> list[RequestOutput]:
+    """Run ``requests`` by stepping the loop in this thread; the LLM's own thread must not have been started."""
+    outputs: dict[int, RequestOutput] = {}
+    for index, (prompt, params) in enumerate(requests):
+
+        def listen(item: Any, index: int = index) -> None:
+            if item.output is not None:
+                outputs[index] = item.output
+
+        request = llm._admission.admit(prompt, SamplingParams(**params), listen)
+        request.pending_rules.result(30)
+        llm._loop.scheduler.submit(request, block=True)
+    deadline = time.monotonic() + timeout_s
+    with llm._loop.clock.active():
+        while len(outputs) < len(requests):
+            assert time.monotonic() < deadline, f"{len(outputs)} of {len(requests)} after {timeout_s} s"
+            llm._loop.step()
+    failed = [output.error for output in outputs.values() if output.finish_reason == "error"]
+    assert not failed, failed
+    return [outputs[index] for index in range(len(requests))]
+
+
+def told(outputs: Sequence[RequestOutput]) -> list[tuple[list[int], str, str, str]]:
+    return [(output.token_ids, output.reasoning, output.text, output.finish_reason) for output in outputs]
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """The first index at which two token lists differ; None if they are equal."""
+    if list(left) == list(right):
+        return None
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -1,0 +1,241 @@
+"""Rounds on a CUDA device: graphs repeat what runs without them, and nothing of a round depends on where it ran."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandemrt import LLM, SamplingParams, StreamOutput
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.runtime.graphs import Graphs
+from tandemrt.runtime.metrics import Metrics
+from tests.gpu.rounds import EVEN, MIXED, drive, first_difference, paged, tiny, told
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.fixture(scope="module", params=["float16", "bfloat16"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny(tmp_path_factory.mktemp(request.param) / "tiny", backend=paged(), dtype=request.param)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe = Recipe.load(ROOT / "engines/recipes/demo.toml", backend="onnxruntime-cuda", dtype="float16")
+    return build(recipe, tmp_path_factory.mktemp("demo") / "bundle").folder
+
+
+def test_every_piece_of_every_round_is_a_graph(bundle: Path) -> None:
+    with LLM(bundle) as llm:
+        drive(llm, MIXED)
+        metrics = llm.metrics
+        print(f"captured {metrics.graphs_captured}, replays {metrics.graph_replays}, eager {metrics.eager_runs}")
+        assert metrics.eager_runs == {}
+        assert metrics.graphs_captured >= 3
+        assert metrics.graphs_captured + metrics.graph_replays >= 3 * metrics.rounds
+        assert metrics.rounds <= metrics.waits <= metrics.rounds + 1
+
+
+@pytest.mark.parametrize("requests", [MIXED, EVEN], ids=["mixed", "even"])
+def test_replayed_graphs_write_what_eager_runs_write(bundle: Path, requests: Any) -> None:
+    found = []
+    for cuda_graphs in (True, False):
+        with LLM(bundle, cuda_graphs=cuda_graphs) as llm:
+            found.append(told(drive(llm, requests)))
+            if not cuda_graphs:
+                assert set(llm.metrics.eager_runs) == {"off"}
+    assert found[0] == found[1]
+
+
+def test_overlap_changes_no_token(bundle: Path) -> None:
+    found = []
+    for overlap in (True, False):
+        with LLM(bundle, overlap=overlap) as llm:
+            found.append(told(drive(llm, EVEN)))
+    assert found[0] == found[1]
+
+
+def test_a_second_run_with_warm_graphs_repeats_the_first(bundle: Path) -> None:
+    with LLM(bundle) as llm:
+        first, captured = told(drive(llm, MIXED)), llm.metrics.graphs_captured
+        assert told(drive(llm, MIXED)) == first
+        assert llm.metrics.graphs_captured == captured
+
+
+def test_slots_change_no_token(bundle: Path) -> None:
+    with LLM(bundle) as llm:
+        straight = told(drive(llm, EVEN))
+        for order in ([1, 2, 3, 0], [3, 2, 1, 0], [2, 0, 3, 1]):
+            permuted = told(drive(llm, [EVEN[i] for i in order]))
+            assert permuted == [straight[i] for i in order]
+
+
+def test_cache_entries_that_nobody_wrote_are_not_read(bundle: Path) -> None:
+    found = []
+    for poison in (0.0, float("nan")):
+        with LLM(bundle) as llm:
+            for owner in (llm._loop.tandem, llm._loop.drafter):
+                for tensor in owner.cache.tensors.values():  # type: ignore[attr-defined]
+                    tensor.fill_(poison)
+            torch.cuda.synchronize()
+            found.append(told(drive(llm, MIXED)))
+    assert found[0] == found[1]
+
+
+def test_memory_comes_back_and_rounds_allocate_nothing(bundle: Path) -> None:
+    with LLM(bundle) as llm:
+        table = llm._loop.room
+        before = table.allocator.available  # type: ignore[attr-defined]
+        drive(llm, MIXED)
+        torch.cuda.synchronize()
+        allocated = torch.cuda.memory_allocated()
+        drive(llm, MIXED)
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() <= allocated
+        assert table.allocator.available == before  # type: ignore[attr-defined]
+        assert not table.device.any()  # type: ignore[attr-defined]
+        assert not llm._loop._state.view("length", 4).any()
+
+
+def test_requests_wait_for_memory_and_are_all_served(bundle: Path) -> None:
+    with LLM(bundle, cache_tokens=128) as few, LLM(bundle) as many:
+        assert few._loop.room.tokens == 128
+        lengths = [len(output.token_ids) for output in drive(few, EVEN)]
+        assert lengths == [len(output.token_ids) for output in drive(many, EVEN)]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4])
+def test_windows_are_compared_with_plain_decoding(bundle: Path, window: int) -> None:
+    """A window and a single token may round differently, so texts of noise can part: reported, and few."""
+    found = []
+    for size in (0, window):
+        with LLM(bundle, window=size) as llm:
+            found.append(drive(llm, MIXED))
+            assert llm.metrics.eager_runs == {}
+    parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(*found, strict=True)]
+    print(f"window {window}: first differences from plain decoding {parted}")
+    assert sum(at is None for at in parted) >= len(MIXED) // 2
+
+
+def test_the_rejection_rule_repeats_itself_and_leaves_greedy_requests_as_they_are(bundle: Path) -> None:
+    requests = [(prompt, params | {"rule": "rejection"}) for prompt, params in EVEN]
+    with LLM(bundle) as llm:
+        first, second = (told(drive(llm, requests)) for _ in range(2))
+        coupled = told(drive(llm, EVEN))
+        assert llm.metrics.eager_runs == {}
+        assert first == second
+        assert first[0] == coupled[0]  # temperature 0
+        assert sum(llm.metrics.accepted) > 0
+
+
+def test_requests_come_go_and_are_cancelled_under_graphs(bundle: Path) -> None:
+    with LLM(bundle) as llm:
+        cancelled = threading.Semaphore(0)
+
+        def victim(item: StreamOutput) -> None:
+            if item.output is not None:
+                cancelled.release()
+
+        endless = SamplingParams(temperature=1.0, seed=3, ignore_eos=True)
+        for i in range(8):
+            request = llm.submit(f"victim {i}", endless, victim)
+            outputs = llm.generate([f"a {i}", f"b {i}"], SamplingParams(seed=1, max_tokens=5 + i, ignore_eos=True))
+            llm.cancel(request)
+            assert [len(output.token_ids) for output in outputs] == [5 + i] * 2
+        assert all(cancelled.acquire(timeout=20) for _ in range(8))
+        assert llm.metrics.eager_runs == {}
+        assert llm._loop.room.allocator.available == llm._loop.room.allocator.blocks - 1  # type: ignore[attr-defined]
+
+
+def test_demo_answers_are_compared_with_the_cpus(demo: Path, demo_bundle: Path) -> None:
+    from tools.demo import held_out
+
+    requests = [(e.prompt_messages(), {"temperature": 0.0, "max_tokens": 200}) for e in held_out(16)]
+    with LLM(demo, profile=True) as gpu:
+        found = drive(gpu, requests)
+        drive(gpu, requests)
+        print("device ms per round", {k: round(v, 3) for k, v in gpu.metrics.device_ms_per_round.items()})
+        print("accepted", gpu.metrics.accepted, "of", gpu.metrics.steps, "eager", gpu.metrics.eager_runs)
+    with LLM(demo_bundle, device="cpu", threads=4, window=0) as cpu:
+        expected = drive(cpu, requests)
+        parted = []
+        for mine, theirs in zip(found, expected, strict=True):
+            at = first_difference(mine.token_ids, theirs.token_ids)
+            if at is not None:
+                logits = cpu_logits(cpu, theirs.prompt_token_ids + theirs.token_ids[:at])
+                gap = float(logits[theirs.token_ids[at]] - logits[mine.token_ids[at]])
+                parted.append((at, round(gap, 4)))
+                assert gap < 0.25, "a token that float16 can hardly confuse with the right one"
+        print(f"{len(parted)} of {len(requests)} texts part from the CPU's; (index, logit gap): {parted}")
+    assert len(parted) <= len(requests) // 4
+
+
+def cpu_logits(llm: LLM, tokens: list[int]) -> torch.Tensor:
+    """Logits of the token that follows ``tokens``, in one call over all of them and an empty cache."""
+    engine = llm._loop.tandem.engines["target"]
+    contract, count = engine.contract, len(tokens)
+    sizes = {"batch": 1, "query": count, "rows": 1}
+    tensors = {
+        b.name: torch.zeros(b.resolve(sizes), dtype=getattr(torch, b.dtype))
+        for b in (*contract.inputs, contract["logits"])
+    }
+    tensors["token_ids"][0] = torch.tensor(tokens)
+    tensors["score_rows"][0, 0] = count - 1
+    engine.bind(tensors).run()
+    return tensors["logits"][0, 0]
+
+
+def graphs() -> tuple[Graphs, Metrics]:
+    metrics = Metrics()
+    return Graphs(torch.device("cuda"), metrics), metrics
+
+
+def run_thrice(work: Callable[[], None], **tensors: Any) -> Metrics:
+    found, metrics = graphs()
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        for _ in range(3):
+            found.run("piece", work, **tensors)
+        torch.cuda.synchronize()
+    return metrics
+
+
+def test_a_piece_that_moves_declared_state_is_captured_and_moves_it_once_per_run() -> None:
+    x, y = torch.zeros(5, device="cuda"), torch.zeros(5, device="cuda")
+
+    def work() -> None:
+        x.add_(1)
+        torch.mul(x, 2, out=y)
+
+    metrics = run_thrice(work, outputs=[y], state=[x])
+    assert (metrics.graphs_captured, metrics.graph_replays, metrics.eager_runs) == (1, 2, {})
+    assert x.tolist() == [3] * 5
+    assert y.tolist() == [6] * 5
+
+
+def test_a_piece_that_does_not_repeat_itself_runs_eagerly_by_name() -> None:
+    hidden, y = torch.zeros(5, device="cuda"), torch.zeros(5, device="cuda")
+
+    def work() -> None:
+        hidden.add_(1)
+        y.copy_(hidden)
+
+    metrics = run_thrice(work, outputs=[y])
+    assert (metrics.graphs_captured, metrics.eager_runs) == (0, {"capture-mismatch": 3})
+
+
+def test_a_piece_that_waits_for_the_device_runs_eagerly_by_name_and_the_next_one_is_captured() -> None:
+    y = torch.zeros(5, device="cuda")
+
+    def work() -> None:
+        y.fill_(y.sum().item() * 0 + 7)
+
+    metrics = run_thrice(work, outputs=[y])
+    assert (metrics.graphs_captured, metrics.eager_runs) == (0, {"capture-failed": 3})
+    assert y.tolist() == [7] * 5
+    assert run_thrice(lambda: y.fill_(8) and None, outputs=[y]).graphs_captured == 1  # type: ignore[func-returns-value]
