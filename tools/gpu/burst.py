@@ -71,6 +71,8 @@ class Burst:
         self._warm = warm
         self._measured = measured
         self._counts: list[int] = []
+        self._tokens = 0  # of all requests
+        self._cold = 0  # requests that have not reached ``warm`` tokens
         self._start: tuple[float, Metrics, int] | None = None
         self._result: Measured | None = None
         self._left = 0
@@ -84,6 +86,7 @@ class Burst:
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], timeout_s: float = 120) -> Measured:
         """Return what was measured. Raises RuntimeError if requests fail, end too early, or take too long."""
         self._counts = [0] * len(prompts)
+        self._cold = len(prompts)
         self._left = len(prompts)
         self._prompt = sum(map(len, prompts)) // len(prompts)
         requests: list[Request] = []
@@ -104,7 +107,10 @@ class Burst:
 
     def _listener(self, index: int) -> Any:
         def listen(item: StreamOutput) -> None:
-            self._counts[index] += len(item.token_ids)
+            before, new = self._counts[index], len(item.token_ids)
+            self._counts[index] += new
+            self._tokens += new
+            self._cold -= before < self._warm <= before + new
             if item.output is not None:
                 with self._ended:
                     self._left -= 1
@@ -120,9 +126,9 @@ class Burst:
     def _look(self) -> None:
         if self._result is not None:
             return
-        tokens = sum(self._counts)
+        tokens = self._tokens
         if self._start is None:
-            if min(self._counts) >= self._warm:
+            if not self._cold:
                 metrics = self._llm.metrics.copy()
                 self._start = (time.perf_counter(), metrics, tokens)
                 self.started.set()
