@@ -9,7 +9,7 @@ from tandemrt.engines.contract import Binding
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
 
 try:
-    import onnxruntime
+    import onnxruntime as onnxruntime  # exported
 except ImportError as error:
     raise BackendUnavailable(
         "onnxruntime is not installed; it is needed to run this bundle: "
