@@ -16,8 +16,8 @@ def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, 
     """Rules, temperatures, filters, seeds and masks mixed; ragged drafts, dead rows, logits that are no numbers.
 
     The arrays are named as verification's inputs. Logits are float32 that ``dtype`` holds exactly. Most drafts are
-    what the law itself would draw, so that runs of every length occur. ``filters`` False leaves top-k, top-p and min-p
-    off in every request.
+    what the law itself would draw, so that runs of every length occur. ``filters`` False leaves what
+    ``Engine.bind`` calls so out of every request: top-k, top-p, min-p and the rejection rule.
     """
     rng = np.random.default_rng([seed, vocab, window])
     rows = window + 1
@@ -40,7 +40,7 @@ def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, 
         "rule": rng.integers(0, 2, batch),
     }
     if not filters:
-        sampling |= {name: np.zeros_like(sampling[name]) for name in ("top_k", "top_p", "min_p")}
+        sampling |= {name: np.zeros_like(sampling[name]) for name in ("top_k", "top_p", "min_p", "rule")}
     drafts = rng.integers(0, vocab, (batch, window))
     laws = np.zeros((batch, window, vocab), np.float32)
     masked = token_bitmask(logits, bitmask)

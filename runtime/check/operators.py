@@ -58,7 +58,7 @@ def _check(
     laws = f"; laws at most {law_error:.1g} apart" if "draft_probs" in outputs else ""
     return Finding(
         name,
-        "numpy reference, rules and masks mixed" + (", filters too" if filters else ""),
+        f"numpy reference, {'rules, filters and' if filters else 'coupled rule,'} masks mixed",
         f"{total - wrong - ties} of {total} requests equal, {ties} tied at float rounding, {wrong} wrong{laws}",
         judged(wrong == 0 and ties <= _TIES * total and law_error < 1e-5),
         {"requests": total, "ties": ties, "wrong": wrong, "vocab": vocab, "law_error": law_error},
