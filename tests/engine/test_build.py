@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe, InternalError
+from tandemrt.engines.errors import BackendUnavailable, BadCheckpoint, BadRecipe, InternalError
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import BuildReport, build
 from tandemrt.export.builder import save_model
@@ -23,6 +24,7 @@ from tandemrt.export.compile import onnxruntime as compiler
 from tandemrt.export.compile.backends import compile_graph
 from tandemrt.export.graphs import graphs, open_models
 from tandemrt.export.provenance import source_state
+from tandemrt.plugins.kernels.compile import kernel_names
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 
 ENGINES = ["target", "draft", "verify", "verify_probs", "propose", "propose_probs"]
@@ -70,6 +72,7 @@ def test_the_manifest_says_what_the_recipe_and_the_tokenizer_said(report: BuildR
         "capacity": 96 + 4 + 1,
         "window": 4,
         "prefill_chunk": 16,
+        "cache_blocks": None,
     }
     tokenizer = AutoTokenizer.from_pretrained(models / "target")
     assert (manifest.vocab, manifest.valid_tokens) == (VOCAB, len(tokenizer))
@@ -165,12 +168,73 @@ def test_an_ngram_draft_keeps_its_bounds(copy: Path) -> None:
     assert (manifest.draft.ngram_min, manifest.draft.ngram_max, manifest.limits.window) == (2, 5, 3)
 
 
-def test_a_cuda_bundle_builds_without_a_gpu(copy: Path) -> None:
-    wanted = recipe(copy, dtype="bfloat16", backend='name = "onnxruntime-cuda"')
-    manifest = build(wanted, copy / "out").manifest
-    assert {engine.backend for engine in manifest.engines.values()} == {"onnxruntime-cuda"}
-    assert {engine.target for engine in manifest.engines.values()} == {"cuda"}
+def test_a_cuda_bundle_with_linear_caches_is_whole_graphs_and_builds_without_a_gpu(copy: Path) -> None:
+    backend = 'name = "onnxruntime-cuda"\ncache = "linear"\narchitectures = ["9.0"]'
+    manifest = build(recipe(copy, dtype="bfloat16", backend=backend), copy / "out").manifest
+    assert {(engine.backend, engine.target) for engine in manifest.engines.values()} == {("onnxruntime-cuda", "cuda")}
+    assert {engine.segments for engine in manifest.engines.values()} == {None}
     assert manifest.engines["verify"].contract["logits"].dtype == "bfloat16"
+    assert manifest.limits.cache_blocks is None
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with paged caches, in float32."""
+    folder = tmp_path_factory.mktemp("paged")
+    tiny_checkpoint(folder / "target", head_dim=32)
+    tiny_checkpoint(folder / "draft", head_dim=32, layers=1, seed=1)
+    backend = 'name = "onnxruntime-cuda"\narchitectures = ["9.0"]'
+    return build(recipe(folder, backend=backend, cache_tokens=300), folder / "out").folder
+
+
+def test_a_cuda_bundle_holds_its_decoders_in_pieces_and_its_kernels(paged: Path) -> None:
+    bundle = Bundle.open(paged, verify=True)
+    for name, layers in (("target", 2), ("draft", 1)):
+        cut_up = bundle.engine(name).segments
+        assert cut_up is not None
+        assert cut_up.files == tuple(f"{name}/segment.{i:02}.onnx" for i in range(2 * layers + 1))
+        assert cut_up.constants == f"{name}/constants.onnx"
+        assert (cut_up.heads, cut_up.kv_heads, cut_up.head_dim, cut_up.sliding_window) == (4, 2, 32, (0,) * layers)
+        assert (cut_up.scale, cut_up.epsilon) == (pytest.approx(32**-0.5), pytest.approx(1e-6))
+        assert "block_table" in {binding.name for binding in bundle.contract(name).inputs}
+    assert bundle.limits.cache_blocks == 5  # of 64 tokens
+    for kernel in kernel_names():
+        assert bundle.manifest.kernels[f"kernels/{kernel}.sm_90.cubin"] == "sm_90"
+        assert bundle.manifest.kernels[f"kernels/{kernel}.ptx"] == "compute_90"
+        assert (bundle.kernels_dir / f"{kernel}.sm_90.cubin").read_bytes()[:4] == b"\x7fELF"
+
+
+def test_the_whole_graph_of_a_cuda_bundle_computes_the_same_on_a_cpu(paged: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    bundle = Bundle.open(paged)
+    tokens = np.arange(5, 15, dtype=np.int64)[None]
+    sizes = {"batch": 1, "query": 10, "rows": 10, "blocks": 3}
+    feeds = {b.name: np.zeros(b.resolve(sizes), b.dtype) for b in bundle.contract("target").inputs}
+    feeds |= {"token_ids": tokens, "score_rows": np.arange(10)[None], "block_table": np.array([[2, 1]], np.int32)}
+    session = onnxruntime.InferenceSession(bundle.path("target"), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(["logits"], feeds)
+    model = AutoModelForCausalLM.from_pretrained(paged.parent / "target", dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = model(torch.from_numpy(tokens)).logits.numpy()
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def test_a_head_size_without_a_kernel_is_refused(copy: Path) -> None:
+    message = r"backend\.cache 'paged' needs a head size of 32, 64, 128, .*; got 8 in target\.checkpoint; choose cache"
+    with pytest.raises(BadRecipe, match=message):
+        build(recipe(copy, backend='name = "onnxruntime-cuda"'), copy / "out")
+
+
+def test_kernels_without_a_compiler_are_refused_with_what_to_install(
+    paged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    wanted = recipe(paged.parent, backend='name = "onnxruntime-cuda"\narchitectures = ["9.0"]')
+    with pytest.raises(BackendUnavailable, match=r"NVRTC is not installed .*pip install 'tandemrt\[kernels\]'"):
+        build(wanted, paged.parent / "other")
+    assert not (paged.parent / "other").exists()
 
 
 def test_a_tensorrt_rtx_bundle_holds_engines_beside_their_graphs(tmp_path: Path) -> None:
