@@ -19,6 +19,7 @@ struct Progress {
 
 // One thread: write the first `accepted` drafts, `final` if it is a token, -1 behind them.
 __device__ __forceinline__ int emit(const Drafts& drafts, int rows, int accepted, int final, i64* tokens) {
+#pragma unroll 1
     for (int row = 0; row < rows; row++) tokens[row] = row < accepted ? drafts.tokens[row] : -1;
     if (final >= 0) tokens[accepted] = final;
     return accepted + (final >= 0);

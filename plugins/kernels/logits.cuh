@@ -151,6 +151,7 @@ struct Row {
             group.load(logits + 8 * index);
         } else {
             group.clear();
+#pragma unroll 1
             for (int i = 0; 8 * index + i < vocab; i++) set(group, i, logits[8 * index + i]);
         }
         if (allowed != 0xffu) group.mask(allowed);

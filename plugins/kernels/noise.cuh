@@ -54,8 +54,8 @@ struct Noise {
 // u = (n + 0.5) / 2^24 of the top 24 bits of a word.
 __device__ __forceinline__ double uniform(u32 word) { return (double(word >> 8) + 0.5) * 5.9604644775390625e-8; }
 
-// The noise as it is defined: float64 logarithms, rounded once.
-__device__ __forceinline__ float gumbel(u32 word) { return float(-log(-log(uniform(word)))); }
+// The noise as it is defined: float64 logarithms, rounded once. Rare, and long: one copy per kernel.
+__device__ __noinline__ float gumbel(u32 word) { return float(-log(-log(uniform(word)))); }
 
 // The same to about 3e-6, without float64. 1 - u is exact where it is small.
 __device__ __forceinline__ float gumbel_approx(u32 word) {

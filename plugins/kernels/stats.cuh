@@ -73,6 +73,7 @@ __device__ __forceinline__ Found first_reaching(int bins, Weight weight, Target 
     int each = (bins + blockDim.x - 1) / blockDim.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     int first = min(int(threadIdx.x) * each, bins), last = min(first + each, bins);
     u64 mine = 0;
+#pragma unroll 1
     for (int bin = first; bin < last; bin++) mine += weight(bin);
     u64 until = mine;  // inclusive
     for (int offset = 1; offset < 32; offset <<= 1) {
@@ -91,6 +92,7 @@ __device__ __forceinline__ Found first_reaching(int bins, Weight weight, Target 
     u64 goal = target(total);
     if (before < goal && before + mine >= goal) {
         int bin = first;
+#pragma unroll 1
         for (u64 next; (next = before + weight(bin)) < goal; bin++) before = next;
         found = {bin, before};
     }
@@ -221,6 +223,7 @@ __device__ __forceinline__ bool bf16_stats(const Row<bf16>& row, const Request& 
     law.stats.threshold = fmaxf(law.stats.threshold, relative_threshold(request.min_p));
     if (!normalise) return true;
     double total = 0.0;
+#pragma unroll 1
     for (int bin = threadIdx.x; bin < far; bin += blockDim.x)
         if (counts[bin] && law.score(logit(bin)) >= law.stats.threshold)
             total += counts[bin] * exp(double(law.score(logit(bin))));
@@ -261,6 +264,7 @@ __device__ __forceinline__ void judge(const Row<T>& row, const Request& request,
         // A law that rules its own draft out, or no law at all: a row of zeros.
         if (!drawn) {
             bool any = false;
+#pragma unroll 1
             for (int token = threadIdx.x; token < row.vocab; token += blockDim.x) any = any || proposed[token] > 0.0f;
             drawn = __syncthreads_or(any);
         }

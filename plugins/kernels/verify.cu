@@ -18,6 +18,7 @@ __device__ __forceinline__ bool beats(const Partial& a, const Partial& b) {
 // One warp: the winner of a row, from the partial results of its parts.
 __device__ __forceinline__ int winner(const volatile Partial* partials, int parts) {
     Partial best = {-1.0, -1, 1};
+#pragma unroll 1
     for (int i = threadIdx.x & 31; i < parts; i += 32) {
         Partial other = {partials[i].key, partials[i].token, partials[i].empty};
         if (beats(other, best)) best = other;
@@ -122,20 +123,12 @@ __device__ __forceinline__ void draft_law(const T* logits, const Sampling& sampl
         probs[i64(item) * vocab + i] = drawn ? law.probability(row.at(i)) : float(i == token[item]);
 }
 
-// Grid (parts, rows). A copy of the logits with what is masked at -infinity.
-template <class T>
-__device__ __forceinline__ void token_bitmask(const T* logits, const int* bitmask, int vocab, T never, T* masked) {
-    Row<T> row(logits, bitmask, blockIdx.y, vocab);
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocab; i += gridDim.x * blockDim.x)
-        masked[i64(blockIdx.y) * vocab + i] = row.mask[i / 8] >> (i % 8) & 1 ? row.logits[i] : never;
-}
-
 #define SAMPLING_PARAMETERS                                                                                     \
     const float *temperature, const i64 *top_k, const float *top_p, const float *min_p, const i64 *seed,         \
         const i64 *position, const i64 *rule
 #define SAMPLING Sampling{temperature, top_k, top_p, min_p, seed, position, rule}
 
-#define KERNELS(NAME, T, NEVER)                                                                                  \
+#define KERNELS(NAME, T)                                                                                         \
     extern "C" __global__ void __launch_bounds__(1024) row_stats_##NAME(                                         \
         const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS, \
         const float* draft_probs, int rows, int vocab, int laws, Stats* stats) {                                 \
@@ -151,12 +144,8 @@ __device__ __forceinline__ void token_bitmask(const T* logits, const int* bitmas
     extern "C" __global__ void __launch_bounds__(256) draft_law_##NAME(                                          \
         const T* logits, SAMPLING_PARAMETERS, const Stats* stats, const i64* token, int vocab, float* probs) {   \
         draft_law(logits, SAMPLING, stats, token, vocab, probs);                                                 \
-    }                                                                                                            \
-    extern "C" __global__ void __launch_bounds__(256)                                                            \
-        token_bitmask_##NAME(const T* logits, const int* bitmask, int vocab, T* masked) {                        \
-        token_bitmask(logits, bitmask, vocab, NEVER, masked);                                                    \
     }
 
-KERNELS(bf16, bf16, bf16{0xff80})
-KERNELS(fp16, fp16, fp16{0xfc00})
-KERNELS(fp32, float, -INFINITE)
+KERNELS(bf16, bf16)
+KERNELS(fp16, fp16)
+KERNELS(fp32, float)
