@@ -49,7 +49,7 @@ def _check(
         mine = found[outputs[0]]
         differ = (mine != expected[0]).reshape(batch, -1).any(axis=1)
         for row in np.flatnonzero(differ):
-            tie = _is_tie({key: values[[row]] for key, values in case.items()}, mine[row], definition)
+            tie = is_tie({key: values[[row]] for key, values in case.items()}, mine[row], definition)
             ties, wrong = ties + tie, wrong + (not tie)
         if "count" in found:
             wrong += int((found["count"] != (mine >= 0).sum(axis=1)).sum())
@@ -82,7 +82,7 @@ def run(engine: Engine, case: Case, *, filters: bool) -> dict[str, np.ndarray]:
     return {name: values.cpu().numpy() for name, values in made.items()}
 
 
-def _is_tie(case: Case, found: np.ndarray, definition: Definition) -> bool:
+def is_tie(case: Case, found: np.ndarray, definition: Definition) -> bool:
     """Whether the definition gives ``found`` once what it reads is moved by about the rounding of a float32."""
     rng = np.random.default_rng(0)
     for _ in range(_NUDGES):

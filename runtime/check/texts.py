@@ -1,7 +1,7 @@
 """Texts with speculation against plain decoding, and what a round takes."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -45,10 +45,14 @@ def check_texts(llm: LLM) -> Iterator[Finding]:
     speculated = _generate(llm, prompts, params, window=None)
     yield _milliseconds("round with speculation", llm, speculated)
     with llm.loop.clock.active():
-        yield _compared(plain, speculated, params, llm.loop.tandem.engines["target"])
+        yield compared(plain, speculated, params, llm.loop.tandem.engines["target"])
 
 
-def _compared(plain: Texts, speculated: Texts, params: list[SamplingParams], target: Engine) -> Finding:
+def compared(plain: Texts, speculated: Texts, params: Sequence[SamplingParams], target: Engine) -> Finding:
+    """Compare texts that should be equal; ``target`` tells how near a difference was to a tie.
+
+    A CPU has no excuse: a window and a single token give the same bits there.
+    """
     differences = []
     for number, (a, b) in enumerate(zip(plain.outputs, speculated.outputs, strict=True)):
         if a.token_ids != b.token_ids or a.finish_reason != b.finish_reason:
@@ -56,7 +60,8 @@ def _compared(plain: Texts, speculated: Texts, params: list[SamplingParams], tar
     on_cpu = target.device.type == "cpu"
     untied = [number for number, _, gap, tie in differences if on_cpu or gap > tie]
     errors = sum(output.finish_reason == "error" for output in (*plain.outputs, *speculated.outputs))
-    result = f"{COUNT - len(differences)} of {COUNT} equal"
+    count = len(params)
+    result = f"{count - len(differences)} of {count} equal"
     for number, at, gap, tie in differences:
         kind = f"a tie here is below {tie:.2g}" if gap <= tie else f"no tie, which would be below {tie:.2g}"
         result += f"; text {number} differs at token {at}, where the logits are {gap:.2g} apart ({kind})"
@@ -66,8 +71,8 @@ def _compared(plain: Texts, speculated: Texts, params: list[SamplingParams], tar
         result + (f"; {errors} ended in an error: {_first_error(plain, speculated)}" if errors else ""),
         judged(not untied and not errors),
         {
-            "texts": COUNT,
-            "equal": COUNT - len(differences),
+            "texts": count,
+            "equal": count - len(differences),
             "tied": len(differences) - len(untied),
             "acceptance_length": speculated.acceptance,
         },

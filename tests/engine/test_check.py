@@ -1,15 +1,18 @@
 """``tandemrt export check``: what it says of good bundles, and which row finds what is wrong with a bad one."""
 
+import dataclasses
 import hashlib
 import json
 import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 
+from tandemrt import LLM, SamplingParams
 from tandemrt.cli import main
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.manifest import FILE_NAME, File, Limits
@@ -23,8 +26,11 @@ from tandemrt.export.verify import build_verify
 from tandemrt.runtime.backends import open_engines
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.check.baseline import open_widened
+from tandemrt.runtime.check.cases import awkward_case, verified
 from tandemrt.runtime.check.finding import Finding
+from tandemrt.runtime.check.operators import is_tie
 from tandemrt.runtime.check.run import check_engines
+from tandemrt.runtime.check.texts import Texts, compared
 from tandemrt.runtime.check.walk import Plan, expected
 from tests.makers import tiny_checkpoint, write_recipe
 from tools.random_checkpoint import Dtype, Family, Size, write_checkpoint
@@ -140,6 +146,35 @@ def test_another_verification_graph_fails_its_own_rows(tiny_bundle, tmp_path):
     with torch.inference_mode():
         rows = failed(check_engines(bundle, engines, 1))
     assert rows == {"verify, window 0", "verify, window 8", "verify, no filters"}
+
+
+def test_texts_that_part_fail_on_a_cpu_and_say_where_and_how_far_from_a_tie(tiny_bundle):
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=12, ignore_eos=True) for t in (0.0, 0.9)]
+    with LLM(tiny_bundle, threads=1) as llm:
+        outputs = llm.generate([[5, 9, 17], [40, 41]], params)
+        target = llm.loop.tandem.engines["target"]
+        parted = [dataclasses.replace(o, token_ids=[*o.token_ids[:7], (o.token_ids[7] + 1) % 256]) for o in outputs]
+        equal, different = (
+            compared(Texts(outputs, 1, 1, 1), Texts(others, 1, 1, 1), params, target) for others in (outputs, parted)
+        )
+        cut = [dataclasses.replace(o, token_ids=o.token_ids[:5]) for o in outputs]
+        shorter = compared(Texts(outputs, 1, 1, 1), Texts(cut, 1, 1, 1), params, target)
+    assert (equal.verdict, equal.result) == ("pass", "2 of 2 equal")
+    assert (different.verdict, different.numbers["equal"]) == ("fail", 0)
+    assert different.result.count("differs at token 7, where the logits are") == 2
+    assert different.result.count("no tie") == 2
+    assert (shorter.verdict, shorter.result.count("differs at token 5")) == ("fail", 2)
+
+
+@pytest.mark.parametrize(("gap", "tie"), [(1e-6, True), (1e-2, False)])
+def test_a_tie_is_what_the_rounding_of_a_float32_decides(gap, tie):
+    case = awkward_case(vocab=40, window=0, batch=1, seed=0, dtype="float32", filters=False)
+    case |= {"temperature": np.zeros(1, np.float32), "bitmask": np.full_like(case["bitmask"], -1)}
+    case["logits"] = np.zeros_like(case["logits"])
+    case["logits"][0, 0, [3, 7]] = 5, 5 + gap
+    assert verified(case)[0].tolist() == [[7]]
+    assert is_tie(case, np.array([3]), verified) == tie
+    assert not is_tie(case, np.array([4]), verified)
 
 
 @pytest.mark.parametrize("cache", ["linear", "paged"])
