@@ -1,0 +1,133 @@
+"""Rounds over a paged cache give the text of rounds over a linear one, and requests share its memory without harm."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandemrt import LLM, SamplingParams, StreamOutput
+from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.runtime.cache import BlockTable
+from tests.engine.test_invisible import REQUESTS, outputs, told
+from tests.makers import tiny_checkpoint, write_recipe
+
+PAGED = 'name = "onnxruntime-cuda"\ncache = "paged"\narchitectures = ["9.0"]'
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("paged")
+    target = tiny_checkpoint(folder / "target", seed=1, head_dim=32)
+    draft = tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=32)
+
+    def built(name: str, backend: str) -> Path:
+        recipe = write_recipe(folder / f"{name}.toml", target=target, draft=draft, window=8, backend=backend)
+        return build(Recipe.load(recipe), folder / name).folder
+
+    return {"paged": built("paged", PAGED), "linear": built("linear", 'name = "onnxruntime-cpu"')}
+
+
+@pytest.fixture(scope="module")
+def plain(bundles: dict[str, Path]) -> list[Any]:
+    return [told(output) for output in outputs(bundles["linear"], window=0)]
+
+
+@pytest.fixture
+def llm(bundles: dict[str, Path]) -> Iterator[LLM]:
+    with LLM(bundles["paged"], device="cpu", threads=1) as opened:
+        yield opened
+
+
+def table(llm: LLM) -> BlockTable:
+    room = llm.loop.room
+    assert isinstance(room, BlockTable)
+    return room
+
+
+@pytest.mark.parametrize("window", [0, 1, 3, 8, {1: 8, 2: 3, 3: 0}, {1: 2, 4: 0}])
+def test_paged_rounds_give_the_text_of_linear_ones(bundles: dict[str, Path], plain: list[Any], window: Any) -> None:
+    paged = outputs(bundles["paged"], device="cpu", window=window)
+    assert [told(output) for output in paged] == plain
+    assert window == 0 or sum(output.speculation.num_accepted_draft_tokens for output in paged) > 0
+
+
+@pytest.mark.parametrize("cache_tokens", [128, 192, 300])
+def test_requests_wait_for_memory_in_order_and_change_no_token(
+    bundles: dict[str, Path], plain: list[Any], cache_tokens: int
+) -> None:
+    with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=cache_tokens) as llm:
+        most = [0]
+        step = llm.loop.tandem.score
+
+        def score(batch: int, window: int) -> None:
+            most[0] = max(most[0], llm.running)
+            step(batch, window)
+
+        llm.loop.tandem.score = score  # type: ignore[method-assign]
+        found = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
+        assert [told(output) for output in found] == plain
+        assert most[0] <= table(llm).allocator.blocks - 1  # a block each, at least
+        assert table(llm).allocator.available == table(llm).allocator.blocks - 1
+        assert not table(llm).device.any()
+
+
+def test_what_others_left_in_the_cache_is_never_read(llm: LLM, plain: list[Any]) -> None:
+    with torch.inference_mode():
+        for owner in (llm.loop.tandem, llm.loop.drafter):
+            for tensor in owner.cache.tensors.values():  # type: ignore[attr-defined]
+                tensor.fill_(float("nan"))
+    found = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
+    assert [told(output) for output in found] == plain
+
+
+def test_a_request_that_can_never_fit_is_refused_with_numbers(bundles: dict[str, Path]) -> None:
+    with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=64) as llm:
+        with pytest.raises(BadRequest, match=r"prompt \(4\), output \(60\) and a window \(9\) need room for 73 .* 64;"):
+            llm.generate("long", SamplingParams(max_tokens=60))
+        assert len(llm.generate("fits", SamplingParams(max_tokens=9, ignore_eos=True)).token_ids) == 9
+
+
+@pytest.mark.parametrize(
+    ("bundle", "cache_tokens", "message"),
+    [
+        ("linear", 100, "cache_tokens: this bundle's cache is linear, .* received 100"),
+        ("paged", 0, "cache_tokens: a cache must hold at least one token, received 0"),
+    ],
+)
+def test_a_cache_size_that_makes_no_sense_is_refused(
+    bundles: dict[str, Path], bundle: str, cache_tokens: int, message: str
+) -> None:
+    with pytest.raises(BadRequest, match=message):
+        LLM(bundles[bundle], device="cpu", threads=1, cache_tokens=cache_tokens)
+
+
+def test_memory_comes_back_from_requests_that_were_cancelled(llm: LLM) -> None:
+    ended = threading.Semaphore(0)
+
+    def listen(item: StreamOutput) -> None:
+        if item.output is not None:
+            ended.release()
+
+    params = SamplingParams(temperature=1.0, seed=1, ignore_eos=True)
+    requests = [llm.submit(f"victim {i}", params, listen) for i in range(6)]
+    for request in requests:
+        llm.cancel(request)
+    assert all(ended.acquire(timeout=20) for _ in requests)
+    llm.generate("last", SamplingParams(max_tokens=2))
+    assert table(llm).allocator.available == table(llm).allocator.blocks - 1
+    assert not llm.loop.tandem.state.view("length", 4).any()
+
+
+def test_with_profile_the_pieces_of_a_round_are_timed_and_add_up(bundles: dict[str, Path]) -> None:
+    with LLM(bundles["paged"], device="cpu", threads=1, profile=True) as llm:
+        llm.generate("timed", SamplingParams(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True))
+        ms = llm.metrics.device_ms_per_round
+        assert llm.metrics.timed_rounds == llm.metrics.rounds - 1
+        assert ms["round"] > ms["target"] > 0
+        assert ms["round"] == pytest.approx(sum(ms[piece] for piece in ms if piece != "round"))
+        assert ms["idle"] > 0

@@ -1,0 +1,64 @@
+"""Windows by the number of running requests: another speed, the same text."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tests.engine.test_invisible import outputs, told
+from tests.makers import tiny_checkpoint, write_recipe
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose draft is the target itself: whatever it drafts in full knowledge of the text is accepted."""
+    folder = tmp_path_factory.mktemp("twins")
+    target = tiny_checkpoint(folder / "target", seed=1)
+    recipe = write_recipe(folder / "twins.toml", target=target, draft=target, window=4)
+    return build(Recipe.load(recipe), folder / "bundle").folder
+
+
+@pytest.mark.parametrize("table", [{1: 4, 2: 2, 3: 0}, {1: 0, 3: 5}])
+def test_a_window_table_gives_the_text_of_plain_decoding(
+    tiny_bundle: Path, ngram_bundle: Path, table: dict[int, int]
+) -> None:
+    plain = [told(output) for output in outputs(tiny_bundle, window=0)]
+    assert [told(output) for output in outputs(tiny_bundle, window=table)] == plain
+    assert [told(output) for output in outputs(ngram_bundle, window=table)] == plain
+
+
+def test_a_round_drafts_what_the_table_says_for_the_requests_that_run(tiny_bundle: Path) -> None:
+    with LLM(tiny_bundle, threads=1, window={1: 5, 2: 3, 3: 0}, overlap=True) as llm:
+        seen: set[tuple[int, int]] = set()
+        score = llm.loop.tandem.score
+
+        def noted(batch: int, window: int) -> None:
+            seen.add((len([r for _, r in llm.loop.scheduler.slots() if r.prefilled == r.prefill_end]), window))
+            score(batch, window)
+
+        llm.loop.tandem.score = noted  # type: ignore[method-assign]
+        params = [SamplingParams(seed=1, max_tokens=n, ignore_eos=True) for n in (60, 40, 20)]
+        llm.generate(["one", "two", "three"], params)
+    assert {(3, 0), (2, 3), (1, 5)} <= seen <= {(3, 0), (2, 3), (1, 5)}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_draft_that_was_not_asked_for_a_while_is_told_what_it_missed(twins: Path, overlap: bool) -> None:
+    with LLM(twins, threads=1, window={1: 4, 2: 0}, overlap=overlap) as llm:
+        prompts = ["first", "other"]
+        for lengths in ((70, 20), (70, 33), (80, 51)):
+            params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths]
+            first, _ = llm.generate(prompts, params)
+            record = first.speculation
+            assert record.num_draft_tokens > 10
+            assert record.num_accepted_draft_tokens == record.num_draft_tokens
+
+
+@pytest.mark.parametrize("table", [{1: 9}, {2: 4}, {}])
+def test_a_table_that_makes_no_sense_is_refused(tiny_bundle: Path, table: Any) -> None:
+    with pytest.raises(BadRequest, match="window: "):
+        LLM(tiny_bundle, window=table)
