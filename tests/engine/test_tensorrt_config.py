@@ -17,7 +17,7 @@ trt = load("tensorrt-rtx")
 @pytest.fixture
 def config():
     builder = trt.Builder(logger(trt))
-    yield builder.create_builder_config()
+    return builder.create_builder_config()
 
 
 def test_options_that_are_named_are_set(config) -> None:
@@ -49,9 +49,7 @@ def test_every_gpu_of_the_recipe_is_named(config) -> None:
     assert [config.get_compute_capability(i).name for i in range(config.num_compute_capabilities)] == ["SM86", "SM120"]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Use Deprecated in TensorRT-RTX"
-)  # TensorRT-RTX measures nothing: a cache stays empty
+@pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX")  # it measures nothing: its cache stays empty
 def test_timings_are_kept_in_a_file_that_the_next_build_reads(config, tmp_path: Path) -> None:
     file = tmp_path / "cache" / "tensorrt.timing"
     load_timings(config, file)
