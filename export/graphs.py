@@ -21,8 +21,7 @@ from tandemrt.export.decoder import build_decoder
 from tandemrt.export.spec import ModelSpec
 from tandemrt.export.verify import build_propose, build_verify
 from tandemrt.export.vocabulary import Vocabulary
-
-HEAD_DIMS = (32, 64, 128)  # that window_attention has kernels for
+from tandemrt.plugins.operators import HEAD_DIMS
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import Contract
-from tandemrt.engines.manifest import EngineName, Manifest, Marker
+from tandemrt.engines.contract import BLOCK_SIZE, Contract
+from tandemrt.engines.manifest import EngineName, Limits, Manifest, Marker
 from tandemrt.export.build import BuildReport
 from tandemrt.export.compile.onnxruntime import differences
 from tandemrt.export.compile.tensorrt_summary import summaries
@@ -49,6 +49,8 @@ def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
         console.print(_pairs(title, rows))
     console.print(_limits(manifest))
     console.print(_vocabulary(manifest))
+    if pieces := _pieces(manifest):
+        console.print(_pairs("Pieces and kernels", pieces))
     console.print(_files(manifest))
     console.print(_provenance(manifest))
     for line in problems:
@@ -106,9 +108,17 @@ def _limits(manifest: Manifest) -> Table:
         "capacity": f"{limits.capacity} tokens in a cache row",
         "window": f"{limits.window} tokens drafted per round",
         "prefill_chunk": f"{limits.prefill_chunk} prompt tokens per call",
+        **_cache(limits),
         "draft": f"{draft.kind}{ngram}",
     }
     return _pairs("Limits", values)
+
+
+def _cache(limits: Limits) -> dict[str, str]:
+    if limits.cache_blocks is None:
+        return {}
+    tokens = limits.cache_blocks * BLOCK_SIZE
+    return {"cache_blocks": f"{limits.cache_blocks} of {BLOCK_SIZE} tokens, {tokens} in all, shared by the requests"}
 
 
 def _vocabulary(manifest: Manifest) -> Table:
@@ -140,6 +150,19 @@ def _bindings(name: EngineName, contract: Contract) -> Table:
             count = f" x {layers[stem]}" if "." in b.name else ""
             values[f"{way} {stem}"] = str(b).removeprefix(f"{b.name} ") + count + shared
     return _pairs(f"{name}: bindings", values)
+
+
+def _pieces(manifest: Manifest) -> dict[str, str]:
+    values = {}
+    for name, engine in manifest.engines.items():
+        if (cut := engine.segments) is not None:
+            reach = "" if not any(cut.sliding_window) else f", sliding windows of {max(cut.sliding_window)} tokens"
+            heads = f"{cut.heads} heads of {cut.head_dim}, {cut.kv_heads} for keys and values{reach}"
+            values[f"{name}: pieces"] = f"{len(cut.files)}, {cut.files[0]} to {cut.files[-1]}; attention with {heads}"
+    for kernel in sorted({Path(file).name.split(".")[0] for file in manifest.kernels}):
+        targets = [target for file, target in manifest.kernels.items() if Path(file).name.split(".")[0] == kernel]
+        values[f"kernels of {kernel}.cu"] = ", ".join(targets)
+    return values
 
 
 def _files(manifest: Manifest) -> Table:

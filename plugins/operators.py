@@ -8,6 +8,7 @@ from enum import IntEnum
 
 DOMAIN = "tandemrt"
 SCRATCH_BLOCK = 0  # of a paged cache: rows that belong to no request write here, and nobody reads it
+HEAD_DIMS = (32, 64, 128)  # that window_attention has kernels for
 
 
 class Rule(IntEnum):

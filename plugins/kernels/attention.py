@@ -5,8 +5,8 @@ import torch
 
 from tandemrt.plugins.kernels.attention_plan import KEYS, WARPS, Plan, Workspace
 from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
+from tandemrt.plugins.operators import HEAD_DIMS
 
-HEAD_DIMS = (32, 64, 128)
 _SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _BLOCK = (32 * WARPS, 1, 1)
 

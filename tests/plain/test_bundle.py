@@ -108,6 +108,60 @@ def test_a_manifest_reads_back_as_it_was_written(bundle: Bundle) -> None:
     assert json.loads(bundle.manifest.to_json())["engines"]["target"]["contract"] == bundle.contract("target").to_json()
 
 
+def paged_manifest(bundle: Bundle, pieces: int = 3, **changes: Any) -> dict[str, Any]:
+    """The manifest's data with a target of one layer in pieces, and a kernel; every piece is among the files."""
+    data = bundle.manifest.model_dump(mode="json")
+    files = [f"target/segment.{i:02}.onnx" for i in range(pieces)]
+    extra = dict.fromkeys((*files, "target/constants.onnx", "kernels/a.sm_90.cubin"), data["files"]["verify.onnx"])
+    attention = {"heads": 4, "kv_heads": 2, "head_dim": 32, "scale": 0.2, "epsilon": 1e-6, "sliding_window": [0]}
+    data["engines"]["target"]["segments"] = {"files": files, "constants": "target/constants.onnx", **attention}
+    data |= {"files": data["files"] | extra, "kernels": {"kernels/a.sm_90.cubin": "sm_90"}}
+    return data | changes
+
+
+def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle: Bundle) -> None:
+    written = Manifest.model_validate_json(json.dumps(paged_manifest(bundle)))
+    (bundle.folder / "bundle.json").write_text(written.to_json())
+    assert Manifest.read(bundle.folder) == written
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pieces": 4}, "segments.files must be two for each layer of sliding_window and one; got 4 for 1"),
+        ({"kernels": {"kernels/b.ptx": "compute_80"}}, "kernels must be among files; got 'kernels/b.ptx'"),
+        ({"kernels": {"verify.onnx": "hopper"}}, "should match pattern"),
+        (
+            {
+                "limits": {
+                    "batch": 1,
+                    "length": 100,
+                    "capacity": 101,
+                    "window": 0,
+                    "prefill_chunk": 1,
+                    "cache_blocks": 1,
+                }
+            },
+            "cache_blocks must hold one full row, 2 blocks; got 1",
+        ),
+    ],
+)
+def test_pieces_kernels_and_blocks_that_contradict_the_rest_are_refused(
+    bundle: Bundle, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Manifest.model_validate_json(json.dumps(paged_manifest(bundle, **changes)))
+
+
+def test_a_piece_that_is_not_among_the_files_is_refused(bundle: Bundle) -> None:
+    data = paged_manifest(bundle)
+    del data["files"]["target/segment.01.onnx"]
+    with pytest.raises(
+        ValueError, match=r"engines\.target\.segments must be among files; got 'target/segment\.01\.onnx'"
+    ):
+        Manifest.model_validate_json(json.dumps(data))
+
+
 def test_a_written_manifest_fits_the_json_schema_of_its_definition(bundle: Bundle) -> None:
     schema = Manifest.model_json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.recipe import INCLUDED, ModelDraft, NgramDraft, Recipe, locate
+from tandemrt.plugins.kernels.compile import ARCHITECTURES
 
 MINIMAL = 'name = "r"\n[target]\ncheckpoint = "models/target"\n'
 
@@ -49,6 +50,25 @@ def test_a_draft_computes_in_the_targets_dtype_unless_it_names_its_own(tmp_path:
 def test_capacity_leaves_slack_for_the_padded_tail_of_the_last_window(tmp_path: Path) -> None:
     draft = '[draft]\nkind = "ngram"\nwindow = 5\n'
     assert load(tmp_path, MINIMAL + draft + "[limits]\nlength = 100\n").capacity == 100 + 5 + 1
+
+
+CUDA = MINIMAL + '[backend]\nname = "onnxruntime-cuda"\n'
+
+
+def test_a_cuda_recipe_has_paged_caches_and_kernels_for_every_architecture_unless_it_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    recipe = load(tmp_path, CUDA)
+    assert (recipe.cache, recipe.architectures) == ("paged", ARCHITECTURES)
+    other = load(tmp_path, CUDA + 'cache = "linear"\narchitectures = ["9.0"]')
+    assert (other.cache, other.architectures, other.cache_blocks) == ("linear", ("9.0",), None)
+    assert (load(tmp_path, MINIMAL).cache, load(tmp_path, MINIMAL).architectures) == ("linear", ())
+
+
+def test_a_paged_cache_has_room_for_every_slot_or_for_the_tokens_a_recipe_says(tmp_path: Path) -> None:
+    limits = "[limits]\nbatch = 3\nlength = 128\n"  # 129 tokens in a row: three blocks of 64
+    assert load(tmp_path, CUDA + limits).cache_blocks == 9
+    assert load(tmp_path, CUDA + limits + "cache_tokens = 200").cache_blocks == 4
 
 
 def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
@@ -175,6 +195,27 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
             'dtype = "float16"\n[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["8.6", "8.6"]',
             "must name each capability once; got 8.6, 8.6",
         ),
+        (
+            "[limits]\ncache_tokens = 4096",
+            "limits.cache_tokens needs backend.name 'onnxruntime-cuda' with cache = 'paged'; got 4096 for a linear",
+        ),
+        (
+            '[limits]\nlength = 100\ncache_tokens = 100\n[backend]\nname = "onnxruntime-cuda"',
+            "limits.cache_tokens must hold one request: length + window + 1 = 101; got 100. Raise it",
+        ),
+        (
+            '[backend]\nname = "onnxruntime-cuda"\narchitectures = ["9.0", "9.0"]',
+            "must name each capability once; got 9.0, 9.0",
+        ),
+        (
+            '[backend]\nname = "onnxruntime-cuda"\narchitectures = ["7.5"]',
+            "architectures.0: must be '8.0', '8.6', '8.9', '9.0', '10.0' or '12.0'; got '7.5'",
+        ),
+        (
+            '[backend]\nname = "onnxruntime-cuda"\ncache = "ring"',
+            "backend.cache: must be 'linear' or 'paged'; got 'ring'",
+        ),
+        ('[backend]\nname = "onnxruntime-cpu"\ncache = "paged"', "backend 'onnxruntime-cpu': unknown key 'cache'"),
         ('dtype = "bfloat16"', "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu'"),
         (
             '[draft]\nkind = "model"\ncheckpoint = "d"\ndtype = "bfloat16"',
