@@ -18,7 +18,8 @@ _DRAFTED = ("draft_tokens", "draft_len")
 
 _STATS_BYTES, _PARTIAL_BYTES = 24, 16
 _CHOOSE_THREADS, _STATS_THREADS, _LAW_THREADS = 256, 1024, 256
-_BLOCKS_PER_PROCESSOR = 8  # aimed at by cutting rows into parts
+_BLOCKS_AT_ONCE = 4  # of choose, on one processor: 64 registers a thread
+_BLOCK_OVERHEAD = 0.08  # what a block costs beside its part, as a share of a whole row
 _LEAST_TOKENS = 2048  # of a part: a group of eight for each thread
 _MOST_PARTS = 64
 
@@ -151,9 +152,10 @@ def _choice(
 
 
 def parts(rows: int, vocab: int, processors: int) -> int:
-    """Into how many parts each of ``rows`` rows is cut, so that all of a device's processors have work."""
-    wanted = -(-processors * _BLOCKS_PER_PROCESSOR // rows)
-    return max(1, min(wanted, vocab // _LEAST_TOKENS, _MOST_PARTS))
+    """Into how many parts to cut each of ``rows`` rows, so that all processors have work and no wave is nearly empty."""
+    at_once = processors * _BLOCKS_AT_ONCE
+    most = max(1, min(vocab // _LEAST_TOKENS, _MOST_PARTS))
+    return min(range(1, most + 1), key=lambda count: -(-rows * count // at_once) * (1 / count + _BLOCK_OVERHEAD))
 
 
 def _processors(device: torch.device) -> int:
