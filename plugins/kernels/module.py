@@ -51,7 +51,7 @@ class KernelModule:
     def kernel(self, name: str, *, shared: int = 0) -> Any:
         """Return the kernel ``name``, allowed ``shared`` bytes of dynamic shared memory per block."""
         kernel = self._code.get_kernel(name)
-        if shared > 48 * 1024:  # what every kernel may use without asking
+        if shared:  # 48 KiB need no leave, but static shared memory counts towards them
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             (status,) = driver.cuKernelSetAttribute(
                 attribute, shared, kernel.handle, driver.CUdevice(self.device.index)
