@@ -152,7 +152,7 @@ def _choice(
 
 
 def parts(rows: int, vocab: int, processors: int) -> int:
-    """Into how many parts to cut each of ``rows`` rows, so that all processors have work and no wave is nearly empty."""
+    """Into how many parts to cut a row, so that all processors have work and no wave is nearly empty."""
     at_once = processors * _BLOCKS_AT_ONCE
     most = max(1, min(vocab // _LEAST_TOKENS, _MOST_PARTS))
     return min(range(1, most + 1), key=lambda count: -(-rows * count // at_once) * (1 / count + _BLOCK_OVERHEAD))
