@@ -30,7 +30,6 @@ class Graphs:
         self._metrics = metrics
         self._off = "cpu" if device.type != "cuda" else "" if enabled else "off"
         self._graphs: dict[Hashable, Any] = {}  # a torch.cuda.CUDAGraph, or why there is none
-        self._pool: Any = None if self._off else torch.cuda.graph_pool_handle()
 
     def run(
         self,
@@ -72,7 +71,7 @@ class Graphs:
         expected = [tensor.clone() for tensor in (*outputs, *state)]
         _restore(state, before)
         try:
-            graph: Any = _captured(work, self._pool)
+            graph: Any = _captured(work)
             for tensor in outputs:  # a graph that writes nothing must not pass for what the warm-up left
                 _poison(tensor)
             graph.replay()
@@ -91,10 +90,10 @@ class Graphs:
         return reason
 
 
-def _captured(work: Callable[[], None], pool: Any) -> Any:
-    graph = torch.cuda.CUDAGraph()
+def _captured(work: Callable[[], None]) -> Any:
+    graph = torch.cuda.CUDAGraph()  # with memory of its own: torch does not take a shared pool back after a failure
     # Relaxed: other threads may use CUDA meanwhile, and libraries may allocate; neither becomes part of the graph.
-    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
         work()
     return graph
 

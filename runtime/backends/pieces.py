@@ -64,7 +64,7 @@ def open_piece(path: Path, device: torch.device, stream: int) -> Piece:
     if device.type == "cuda":
         name, options = cuda_provider(device, stream)
         provider = name, options | _CAPTURABLE
-    session = open_session(path, [provider], entries=_ENTRIES if device.type == "cuda" else {})
+    session = open_session(path, [provider], entries=_ENTRIES if device.type == "cuda" else {}, threads=1)
     inputs, outputs = bindings(session.get_inputs()), bindings(session.get_outputs())
     widths = {b.name: b.shape[-1] for b in (*inputs, *outputs) if b.shape and isinstance(b.shape[-1], int)}
     return Piece(session, tuple(b.name for b in inputs), tuple(b.name for b in outputs), widths)
