@@ -27,6 +27,13 @@ class Buffer:
         """Enqueue the copy of the host twin to the device."""
         self.view(*shape).copy_(self.host_view(*shape), non_blocking=True)
 
+    def copy_part_in(self, start: int, end: int) -> None:
+        """Enqueue the copy of elements [start, end) of the host twin to the device; none if end <= start."""
+        assert self.host is not None
+        if end <= start:
+            return
+        self.device[start:end].copy_(self.host[start:end], non_blocking=True)
+
     def copy_out(self, *shape: int) -> None:
         """Enqueue the copy of the device's values to the host twin."""
         self.host_view(*shape).copy_(self.view(*shape), non_blocking=True)

@@ -14,6 +14,7 @@ import numpy as np
 from tandemrt.engines.contract import mask_words
 from tandemrt.engines.errors import BadRequest, InternalError
 from tandemrt.runtime import bitmask
+from tandemrt.runtime.masks import MaskRows
 from tandemrt.runtime.phases import Edge, Grammar, Kind, Phase, Phases, Refused, State
 from tandemrt.runtime.thinking import ThinkingRule
 
@@ -134,13 +135,23 @@ class Constraint:
             none behind a token that ends the request.
         """
         bitmask.check_rows(rows, len(draft) + 1, self._words)
+        masks = MaskRows(rows)
+        usable = self.fill_masks(draft, masks, 0)
+        rows[masks.changed :] = bitmask.ALL
+        return usable
+
+    def fill_masks(self, draft: Sequence[int], masks: MaskRows, first: int) -> int:
+        """As ``fill``, into the rows of ``masks`` from ``first`` on; rows that are never read are left as they are."""
         self._empty_after = None
-        state, usable, written = self._state, 0, 0
+        state, usable = self._state, 0
         try:
             while state.phase is not Phase.DONE:
-                row = rows[usable]
-                self._phases.write_row(state, row)
-                written = usable + 1
+                row = self._phases.shared_row(state)
+                if row is not None:
+                    masks.share(first + usable, row)
+                else:
+                    row = masks.own(first + usable)
+                    self._phases.write_row(state, row)
                 if usable == len(draft) or not bitmask.allows(row, int(draft[usable])):
                     if not row.any():
                         self._empty_after = tuple(map(int, draft[:usable]))
@@ -149,7 +160,6 @@ class Constraint:
                 usable += 1
         finally:
             self._phases.undo()
-        rows[written:] = bitmask.ALL
         return usable
 
     def commit(self, tokens: Sequence[int]) -> Commit:

@@ -18,7 +18,7 @@ launched when all of the host's work is done; the tokens are the same.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from tandemrt.runtime.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.cache import Room
 from tandemrt.runtime.device import Clock, upload
 from tandemrt.runtime.drafters.base import Drafter
+from tandemrt.runtime.masks import NOTHING, MaskRows
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.request import Request
 from tandemrt.runtime.scheduler import Scheduler
@@ -81,6 +82,8 @@ class Loop:
         self._buffers: RoundBuffers = tandem.buffers
         self._state: SlotState = tandem.state
         self._chunk = prefill_chunk
+        assert self._buffers.bitmask.host is not None
+        self._masks = MaskRows(self._buffers.bitmask.host.numpy().reshape(-1, self._buffers.words))
         self._last: Round | None = None  # verified, not yet committed
 
     def step(self) -> None:
@@ -232,25 +235,25 @@ class Loop:
 
     def _fill(self, rows: Mapping[int, Request], batch: int, window: int) -> dict[int, int]:
         """Write the masks and draft lengths of this round and enqueue their copies. Other rows may emit nothing."""
-        masks = self._buffers.bitmask.host_view(batch, window + 1, self._buffers.words).numpy()
+        masks = self._masks
         drafts = self._buffers.draft_tokens.host_view(batch, window).tolist()
         lengths = self._buffers.draft_len.host_view(batch)
         lengths.zero_()
         usable = {}
         for slot in range(batch):
-            request = rows.get(slot)
+            request, first = rows.get(slot), slot * (window + 1)
             if request is None:
-                masks[slot] = 0
+                self._mute(range(first, first + window + 1))
                 continue
             wanted = min(window, request.window, request.remaining - 1)
             draft = drafts[slot][:wanted]
             if -1 in draft:
                 draft = draft[: draft.index(-1)]
             try:
-                count = request.constraint.fill(draft, masks[slot])
+                count = request.constraint.fill_masks(draft, masks, first)
             except Exception as error:
                 self._end(slot, request, "error", failure=error)
-                masks[slot] = 0
+                self._mute(range(first, first + window + 1))
                 continue
             # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
             # would draw from the target where the rule draws from the residual.
@@ -262,9 +265,16 @@ class Loop:
             self.metrics.evaluated += count
             self.metrics.cut_drafts += len(draft) - count
         with self.clock.copies(behind=False):
-            self._buffers.bitmask.copy_in(batch, window + 1, self._buffers.words)
+            words = self._buffers.words
+            self._buffers.bitmask.copy_part_in(masks.changed_from * words, masks.changed * words)
             self._buffers.draft_len.copy_in(batch)
+        masks.settle()
         return usable
+
+    def _mute(self, rows: Iterable[int]) -> None:
+        """Let mask rows allow nothing, so that nothing is emitted."""
+        for row in rows:
+            self._masks.share(row, NOTHING)
 
     def _end(self, slot: int, request: Request, reason: str, failure: Exception | None = None) -> None:
         request.finish(reason, failure)

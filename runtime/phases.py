@@ -121,19 +121,27 @@ class Phases:
             self.grammar.rollback(self._fed)
         self._fed = 0
 
+    def shared_row(self, state: State) -> np.ndarray | None:
+        """The row of ``state`` if it is one that many states share and nobody changes, else None: see write_row."""
+        if state.phase is Phase.THINKING:
+            return self._thinking_row(state.node)
+        if self.grammar is None and state.phase in (Phase.OPEN, Phase.ANSWER):
+            return self._answer_base(state)
+        return None
+
     def write_row(self, state: State, row: np.ndarray) -> None:
         """Write the tokens that may follow ``state`` into an int32[words] row; a finished state allows everything."""
-        if state.phase is Phase.DONE:
+        shared = self.shared_row(state)
+        if shared is not None:
+            row[:] = shared
+        elif state.phase is Phase.DONE:
             row[:] = bitmask.ALL
         elif state.phase is Phase.FORCING:
             bitmask.allow_only(row, self._forced(state))
-        elif state.phase is Phase.THINKING:
-            row[:] = self._thinking_row(state.node)
-        elif self.grammar is None:
-            row[:] = self._answer_base(state)
         elif state.marker_only:
             bitmask.allow_only(row, self._openers(state)[0])
         else:
+            assert self.grammar is not None
             self._write_grammar_row(self.grammar, state, row)
 
     def step(self, state: State, token: int) -> tuple[State, Edge | None]:
