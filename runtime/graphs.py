@@ -4,6 +4,7 @@ A piece is a sequence of enqueues on the current stream whose tensors never move
 it is asked for by one key: only what the tensors hold may change.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -93,8 +94,14 @@ class Graphs:
 def _captured(work: Callable[[], None]) -> Any:
     graph = torch.cuda.CUDAGraph()  # with memory of its own: torch does not take a shared pool back after a failure
     # Relaxed: other threads may use CUDA meanwhile, and libraries may allocate; neither becomes part of the graph.
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
-        work()
+    collecting = gc.isenabled()
+    gc.disable()  # garbage may own device memory or library handles, and a capture does not survive their release
+    try:
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
+            work()
+    finally:
+        if collecting:
+            gc.enable()
     return graph
 
 

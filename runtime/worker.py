@@ -16,6 +16,8 @@ class Worker:
         self._loop = loop
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._closing = threading.Lock()
+        self._closed = False
 
     def submit(self, request: Request, *, block: bool) -> None:
         """Queue ``request``. Raises QueueFull unless ``block``, and InternalError once closed."""
@@ -26,10 +28,17 @@ class Worker:
         self._loop.scheduler.submit(request, block=block)
 
     def close(self) -> None:
-        """Cancel what is running or waiting and stop the thread. Safe to call twice."""
+        """Cancel what is running or waiting, stop the thread and let go of the engines. Safe to call twice."""
         self._loop.scheduler.close()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is threading.current_thread():
+            return
+        with self._closing:
+            if self._closed:
+                return
+            if self._thread is not None:
+                self._thread.join()
+            self._loop.close()
+            self._closed = True
 
     def _run(self) -> None:
         with self._loop.clock.active():

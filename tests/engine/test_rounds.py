@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -486,3 +487,13 @@ def test_a_budget_needs_a_bundle_that_names_its_markers(tmp_path: Path) -> None:
     bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
     with LLM(bundle, threads=1) as llm, pytest.raises(BadRequest, match="names no reasoning markers"):
         llm.generate("think", SamplingParams(thinking_token_budget=3))
+
+
+def test_closing_gives_the_memory_of_engines_and_caches_back(tiny_bundle: Path) -> None:
+    llm = LLM(tiny_bundle, threads=1)
+    llm.generate("a", SamplingParams(max_tokens=3))
+    engine = weakref.ref(llm.loop.tandem.engines["target"])
+    llm.close()
+    assert engine() is None
+    assert llm.metrics.emitted >= 3
+    llm.close()
