@@ -28,6 +28,8 @@ class Deployment(Section):
     threads: Annotated[int, Field(ge=1)] | None = None
     overlap: bool | None = None
     queue_limit: Annotated[int, Field(ge=1)] | None = None
+    cache_tokens: Annotated[int, Field(ge=1)] | None = None
+    cuda_graphs: bool | None = None
     grammar_timeout_s: Annotated[float, Field(gt=0)] | None = None
 
     @classmethod

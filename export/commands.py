@@ -92,6 +92,7 @@ def triton(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per engine.")] = None,
     overlap: Annotated[bool | None, typer.Option(help="Let the host work while the target runs.")] = None,
     queue_limit: Annotated[int | None, typer.Option(min=1, help="Requests that may wait for a slot.")] = None,
+    cache_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens a paged cache holds in all.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; say what is wrong with what is there.")
     ] = False,
@@ -119,6 +120,7 @@ def triton(
             threads=threads,
             overlap=overlap,
             queue_limit=queue_limit,
+            cache_tokens=cache_tokens,
         )
     found = problems(folder, bundle=opened, backends=backend_directory)
     print_repository(folder, found)

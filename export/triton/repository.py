@@ -31,6 +31,7 @@ def write_model(
     threads: int | None = None,
     overlap: bool | None = None,
     queue_limit: int | None = None,
+    cache_tokens: int | None = None,
 ) -> Path:
     """Write ``repository/name`` (configuration, ``1/model.py``, ``1/bundle``) and return it; whole or not at all.
 
@@ -59,6 +60,7 @@ def write_model(
         threads=threads,
         overlap=overlap,
         queue_limit=queue_limit,
+        cache_tokens=cache_tokens,
     )
     message = config.model_config(
         name, parameters=deployment.parameters(), instances=instances, gpus=_gpus(device or _built_for(bundle))
@@ -84,7 +86,7 @@ def _check_free(folder: Path) -> None:
 
 
 def _built_for(bundle: Bundle) -> str:
-    return "cuda" if bundle.engine("target").backend.endswith("cuda") else "cpu"
+    return "cpu" if bundle.engine("target").backend == "onnxruntime-cpu" else "cuda"
 
 
 def _gpus(device: str) -> Sequence[int] | None:

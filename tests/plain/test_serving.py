@@ -137,7 +137,10 @@ def test_nonsense_is_refused_and_never_crashes(values: dict[str, str]) -> None:
         read_request({}, values)
 
 
-@pytest.mark.parametrize("values", [{"window": 3, "overlap": True, "threads": 2}, {"queue_limit": 9}, {}])
+@pytest.mark.parametrize(
+    "values",
+    [{"window": 3, "overlap": True, "threads": 2}, {"queue_limit": 9, "cache_tokens": 640}, {"cuda_graphs": False}, {}],
+)
 def test_a_deployment_survives_the_servers_text_form(values: dict[str, Any]) -> None:
     deployment = Deployment(bundle="bundle", tandemrt_version="1", **values)
     parameters = deployment.parameters()
