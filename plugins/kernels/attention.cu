@@ -5,6 +5,7 @@
 // Two blocks are meant to be resident per multiprocessor: three stages of two blocks keep its share of memory busy.
 #include "attention_merge.cuh"
 #include "attention_plain.cuh"
+#include "variants.cuh"
 
 template <class T, int D, int TILES>
 __device__ void attend(const Operands<T>& x, int splits, bool append, typename T::Element* mixed, Parts parts) {
@@ -111,12 +112,6 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
 #define TENSOR_CORE(NAME, T, D) APPEND(NAME, T, D) ATTEND(NAME, T, D, 16) ATTEND(NAME, T, D, 32) ATTEND(NAME, T, D, 64)
 #define PLAIN(NAME, T, D) APPEND(NAME, T, D) ATTEND_PLAINLY(NAME, T, D)
 
-TENSOR_CORE(bf16, Bf16, 32)
-TENSOR_CORE(bf16, Bf16, 64)
-TENSOR_CORE(bf16, Bf16, 128)
-TENSOR_CORE(fp16, Fp16, 32)
-TENSOR_CORE(fp16, Fp16, 64)
-TENSOR_CORE(fp16, Fp16, 128)
-PLAIN(fp32, Fp32, 32)
-PLAIN(fp32, Fp32, 64)
-PLAIN(fp32, Fp32, 128)
+IF_BF16(FOR_HEAD_DIMS(TENSOR_CORE, bf16, Bf16))
+IF_FP16(FOR_HEAD_DIMS(TENSOR_CORE, fp16, Fp16))
+IF_FP32(FOR_HEAD_DIMS(PLAIN, fp32, Fp32))

@@ -2,21 +2,23 @@
 
 Every ``NAME.cu`` of this folder becomes one ``NAME.sm_90.cubin`` per architecture, and one ``NAME.ptx`` of the lowest
 architecture, which a driver can translate for GPUs newer than the kernels. The ``.cuh`` files beside them can be
-included by name.
+included by name. ``variants.cuh`` says how a compilation is held to some dtypes and head sizes.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.plugins.kernels.nvrtc import Program, compile_program
+from tandemrt.plugins.operators import HEAD_DIMS
 
 SOURCES = Path(__file__).parent
 ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
+DTYPES = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
 
 
 @dataclass(frozen=True)
@@ -29,37 +31,50 @@ class Compiled:
 
 
 def compile_kernels(
-    architectures: Sequence[str], folder: Path, *, names: Iterable[str] | None = None
+    architectures: Sequence[str],
+    folder: Path,
+    *,
+    names: Iterable[str] | None = None,
+    dtypes: Collection[str] | None = None,
+    head_dims: Collection[int] | None = None,
 ) -> tuple[Path, ...]:
     """Write ``folder/NAME.sm_XY.cubin`` for each of ``architectures`` ("9.0", …) and ``folder/NAME.ptx``.
 
-    ``names`` picks files by their stem; None takes all. Returns the paths that were written. Raises
-    BackendUnavailable as :func:`compile_kernel` does.
+    ``names`` picks files by their stem; None takes all. Returns the paths that were written. The rest is as
+    :func:`compile_kernel` says.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name in kernel_names() if names is None else names:
-        for compiled in compile_kernel(name, architectures):
+        for compiled in compile_kernel(name, architectures, dtypes=dtypes, head_dims=head_dims):
             written.append(folder / compiled.file)
             written[-1].write_bytes(compiled.code)
     return tuple(written)
 
 
-def compile_kernel(name: str, architectures: Sequence[str]) -> tuple[Compiled, ...]:
+def compile_kernel(
+    name: str,
+    architectures: Sequence[str],
+    *,
+    dtypes: Collection[str] | None = None,
+    head_dims: Collection[int] | None = None,
+) -> tuple[Compiled, ...]:
     """Compile ``NAME.cu`` to a cubin per architecture, and to PTX for the lowest of them.
 
-    Raises BackendUnavailable if NVRTC is missing or refuses the source (the error carries its log), ValueError for an
-    architecture that is not of :data:`ARCHITECTURES`.
+    ``dtypes`` ("bfloat16", …) and ``head_dims`` say which kernels of the file are wanted; None takes all. Raises
+    BackendUnavailable if NVRTC is missing or refuses the source (the error carries its log), ValueError for an
+    architecture that is not of :data:`ARCHITECTURES` and for a dtype or a head size without kernels.
     """
     unknown = [a for a in architectures if a not in ARCHITECTURES]
     if unknown or not architectures:
         raise ValueError(f"architectures: one or more of {', '.join(ARCHITECTURES)} are needed, got {architectures}")
-    nvrtc = _nvrtc()
     digits = sorted(int(a.replace(".", "")) for a in set(architectures))
-    files = {f"{name}.sm_{a}.cubin": f"sm_{a}" for a in digits} | {f"{name}.ptx": f"compute_{digits[0]}"}
+    source = (SOURCES / f"{name}.cu").read_bytes()
+    program = Program(f"{name}.cu", source, _included(source), _selection(dtypes, head_dims))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = pool.map(partial(_compile, nvrtc, name), files.values())
-        return tuple(Compiled(file, *result) for file, result in zip(files, compiled, strict=True))
+        results = list(pool.map(partial(compile_program, program), [f"sm_{a}" for a in digits]))
+    cubins = [Compiled(f"{name}.sm_{a}.cubin", r.cubin, r.log) for a, r in zip(digits, results, strict=True)]
+    return (*cubins, Compiled(f"{name}.ptx", results[0].ptx, results[0].log))
 
 
 def compile_ptx(source: str, architecture: str) -> str:
@@ -67,8 +82,9 @@ def compile_ptx(source: str, architecture: str) -> str:
 
     Raises as :func:`compile_kernel` does.
     """
-    code, _ = _translate(_nvrtc(), "source.cu", source.encode(), f"compute_{architecture.replace('.', '')}")
-    return code.decode().rstrip("\0")
+    code = source.encode()
+    program = Program("source.cu", code, _included(code))
+    return compile_program(program, f"compute_{architecture.replace('.', '')}").ptx.decode().rstrip("\0")
 
 
 def kernel_names() -> tuple[str, ...]:
@@ -76,51 +92,25 @@ def kernel_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SOURCES.glob("*.cu")))
 
 
-def _nvrtc() -> Any:
-    try:
-        from cuda.bindings import nvrtc
-
-        nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:
-        raise BackendUnavailable(
-            f"NVRTC is not installed ({error}); it is needed to compile CUDA kernels: pip install 'tandemrt[kernels]'"
-        ) from error
-    return nvrtc
-
-
-@cache  # a process that builds several bundles compiles once
-def _compile(nvrtc: Any, name: str, target: str) -> tuple[bytes, str]:
-    return _translate(nvrtc, f"{name}.cu", (SOURCES / f"{name}.cu").read_bytes(), target)
+def _included(source: bytes) -> tuple[tuple[str, bytes], ...]:
+    """The files that ``source`` includes, and those that they include, in order of their names."""
+    found: dict[str, bytes] = {}
+    texts = [source]
+    while texts:
+        for name in re.findall(r'^#include "(.+)"', texts.pop().decode(), re.MULTILINE):
+            if name not in found and (SOURCES / name).is_file():
+                found[name] = (SOURCES / name).read_bytes()
+                texts.append(found[name])
+    return tuple(sorted(found.items()))
 
 
-def _translate(nvrtc: Any, file: str, source: bytes, target: str) -> tuple[bytes, str]:
-    """Return cubin (``sm_…``) or PTX (``compute_…``), and the log."""
-    headers = sorted(SOURCES.glob("*.cuh"))
-    _, program = nvrtc.nvrtcCreateProgram(
-        source,
-        file.encode(),
-        len(headers),
-        [header.read_bytes() for header in headers],
-        [header.name.encode() for header in headers],
-    )
-    cubin = target.startswith("sm_")
-    options = [f"--gpu-architecture={target}".encode(), b"--std=c++17", b"--extra-device-vectorization"]
-    options += [b"--ptxas-options=-v"] if cubin else []
-    try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        log = _read(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode().rstrip("\0\n ")
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise BackendUnavailable(f"{file}: NVRTC cannot compile it for {target} ({status.name}):\n{log}")
-        read = ("CUBIN" if cubin else "PTX") + "{}"
-        size, get = (getattr(nvrtc, f"nvrtcGet{read.format(kind)}") for kind in ("Size", ""))
-        return _read(program, size, get), log
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-
-
-def _read(program: Any, size: Any, get: Any) -> bytes:
-    """Return what the compiler made of ``program``, by the pair of functions that give its length and its bytes."""
-    _, length = size(program)
-    text: bytes = b" " * length
-    get(program, text)
-    return text
+def _selection(dtypes: Collection[str] | None, head_dims: Collection[int] | None) -> tuple[str, ...]:
+    """The compiler options that hold ``variants.cuh`` to what is wanted."""
+    if dtypes is None and head_dims is None:
+        return ()
+    dtypes, head_dims = DTYPES if dtypes is None else dtypes, HEAD_DIMS if head_dims is None else head_dims
+    for name, wanted, known in (("dtypes", dtypes, DTYPES), ("head_dims", head_dims, HEAD_DIMS)):
+        if not set(wanted) <= set(known):
+            raise ValueError(f"{name}: there are kernels for {', '.join(map(str, known))}, got {list(wanted)}")
+    defines = [*(DTYPES[dtype] for dtype in dtypes), *(f"HEAD_{size}" for size in head_dims)]
+    return ("-DSELECTED", *(f"-D{define}=1" for define in sorted(set(defines))))

@@ -2,6 +2,8 @@
 //
 // One thread, eight elements: a 16-byte load of each half and one 16-byte store. Bound by memory, so nothing is staged.
 
+#include "variants.cuh"
+
 typedef unsigned short u16;
 typedef unsigned int u32;
 
@@ -60,18 +62,19 @@ __device__ __forceinline__ void swiglu(const u16* gate_up, int width, u16* activ
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) swiglu_bf16(const u16* gate_up, int width, u16* activated) {
-    swiglu<BFloat16>(gate_up, width, activated);
-}
-
-extern "C" __global__ void __launch_bounds__(256) swiglu_fp16(const u16* gate_up, int width, u16* activated) {
-    swiglu<Float16>(gate_up, width, activated);
-}
-
-extern "C" __global__ void __launch_bounds__(256) swiglu_fp32(const float* gate_up, int width, float* activated) {
+__device__ __forceinline__ void swiglu(const float* gate_up, int width, float* activated) {
     long long row = blockIdx.y;
     int first = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (int i = first; i < min(first + 8, width); ++i) {
         activated[row * width + i] = activate(gate_up[row * 2 * width + i], gate_up[(row * 2 + 1) * width + i]);
     }
 }
+
+#define KERNEL(NAME, T, SWIGLU)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256) swiglu_##NAME(const T* gate_up, int width, T* activated) {      \
+        SWIGLU(gate_up, width, activated);                                                                            \
+    }
+
+IF_BF16(KERNEL(bf16, u16, swiglu<BFloat16>))
+IF_FP16(KERNEL(fp16, u16, swiglu<Float16>))
+IF_FP32(KERNEL(fp32, float, swiglu))

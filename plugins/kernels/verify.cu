@@ -1,6 +1,7 @@
 // Verification and drafting for a whole batch: row_stats where a request filters or uses the rejection rule, then
 // choose, whose last block per request also accepts. Parameters: inputs, int32 scalars, outputs.
 #include "accept.cuh"
+#include "variants.cuh"
 
 // What one block found in its part of a row.
 struct Partial {
@@ -146,6 +147,6 @@ __device__ __forceinline__ void draft_law(const T* logits, const Sampling& sampl
         draft_law(logits, SAMPLING, stats, token, vocab, probs);                                                 \
     }
 
-KERNELS(bf16, bf16)
-KERNELS(fp16, fp16)
-KERNELS(fp32, float)
+IF_BF16(KERNELS(bf16, bf16))
+IF_FP16(KERNELS(fp16, fp16))
+IF_FP32(KERNELS(fp32, float))

@@ -1,0 +1,47 @@
+// Which kernels to instantiate: all of them, unless the compiler is told to take SELECTED ones alone, each by a 1:
+// -DSELECTED -DBF16=1 -DHEAD_128=1 (plugins/kernels/compile.py).
+#pragma once
+
+#ifndef SELECTED
+#define BF16 1
+#define FP16 1
+#define FP32 1
+#define HEAD_32 1
+#define HEAD_64 1
+#define HEAD_128 1
+#endif
+
+#if BF16
+#define IF_BF16(...) __VA_ARGS__
+#else
+#define IF_BF16(...)
+#endif
+#if FP16
+#define IF_FP16(...) __VA_ARGS__
+#else
+#define IF_FP16(...)
+#endif
+#if FP32
+#define IF_FP32(...) __VA_ARGS__
+#else
+#define IF_FP32(...)
+#endif
+#if HEAD_32
+#define IF_HEAD_32(...) __VA_ARGS__
+#else
+#define IF_HEAD_32(...)
+#endif
+#if HEAD_64
+#define IF_HEAD_64(...) __VA_ARGS__
+#else
+#define IF_HEAD_64(...)
+#endif
+#if HEAD_128
+#define IF_HEAD_128(...) __VA_ARGS__
+#else
+#define IF_HEAD_128(...)
+#endif
+
+// KIND(NAME, T, D) for every head size.
+#define FOR_HEAD_DIMS(KIND, NAME, T) \
+    IF_HEAD_32(KIND(NAME, T, 32)) IF_HEAD_64(KIND(NAME, T, 64)) IF_HEAD_128(KIND(NAME, T, 128))
