@@ -59,6 +59,9 @@ class SlotState:
 
     def vacate(self, slot: int) -> None:
         """Let ``slot`` stand at the beginning, sampling greedily, until a new request gets it."""
+        # Free slots share the scratch block of a paged cache: with one text for all of them, which of them writes last
+        # changes nothing, so a round's graph can be held to the bits of its warm-up.
+        self.newest[slot].zero_()
         self._integers[:, slot].zero_()
         self._floats[:, slot].zero_()
 

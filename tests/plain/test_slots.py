@@ -40,6 +40,7 @@ def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbour
     assert state.view("length", SLOTS).tolist() == [5, 0, 5]
     assert state.view("temperature", SLOTS).tolist() == [0.5, 0, 0.5]
     assert state.view("top_k", SLOTS).tolist() == [7, 0, 7]
+    assert state.newest.tolist() == [[1, 2], [0, 0], [1, 2]]
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
