@@ -42,6 +42,8 @@ def assemble(
     windows = Windows(window, limits.window)
     if queue_limit < 1:
         raise BadRequest(f"queue_limit: at least one request must be able to wait, received {queue_limit}")
+    if threads is not None and threads < 1:
+        raise BadRequest(f"threads: at least one is needed, received {threads}; None gives one per core")
     where = _device(bundle, device)
     clock = Clock(where)
     with clock.active():
@@ -76,15 +78,32 @@ def assemble(
 def _device(bundle: Bundle, device: str | torch.device | None) -> torch.device:
     target = bundle.manifest.engines["target"]
     built_for = "cpu" if target.backend == "onnxruntime-cpu" else "cuda"
-    where = torch.device(built_for if device is None else device)
+    where = _named(built_for if device is None else device)
+    onnxruntime = target.backend.startswith("onnxruntime")  # whose kernels for a CPU have no bfloat16
+    bfloat16 = any(engine.dtype == "bfloat16" for engine in bundle.manifest.engines.values())
     if where.type == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailable(
             f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r} for engines built for "
             f"{target.backend} ({target.target}); install a torch built for CUDA on a machine with a GPU"
-            + (", or use device='cpu'" if target.backend.startswith("onnxruntime") else "")
+            + (", or use device='cpu'" if onnxruntime and not bfloat16 else "")
+        )
+    if where.type == "cpu" and onnxruntime and bfloat16:
+        raise BackendUnavailable(
+            f"device: must be 'cuda' for engines that compute in bfloat16, received {str(where)!r}; run them on a GPU, "
+            "or build the bundle again with --dtype float16 or float32"
         )
     if str(where) == "cuda":  # without a number, every thread would have a current device of its own
         where = torch.device("cuda", torch.cuda.current_device())
+    return where
+
+
+def _named(device: str | torch.device) -> torch.device:
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        where = None
+    if where is None or where.type not in ("cpu", "cuda"):
+        raise BadRequest(f"device: must be 'cpu', 'cuda' or 'cuda:N', received {str(device)!r}; choose one of them")
     return where
 
 
