@@ -50,20 +50,23 @@ class Scheduler:
         """Give free slots to waiting requests that are ready; one whose grammar is compiling keeps nobody waiting.
 
         ``reserve`` makes room for a request in a slot. If it says that there is none, the request and all behind it
-        wait: who needs much would else wait for ever behind those who need little.
+        wait: who needs much would else wait for ever behind those who need little. If it raises, the request has its
+        slot already, so that whoever ends the requests in slots ends this one too and it is not tried for ever.
         """
-        admitted = []
+        admitted: list[tuple[int, Request]] = []
         with self._changed:
             free = [slot for slot in range(self._count) if slot not in self._slots]
             ready = [r for r in self._waiting if r.pending_rules.done() and not r.pending_rules.exception()]
-            for slot, request in zip(free, ready, strict=False):
-                if not reserve(slot, request):
-                    break
-                self._waiting.remove(request)
-                request.start()
-                self._slots[slot] = request
-                admitted.append((slot, request))
             self._changed.notify_all()
+            for slot, request in zip(free, ready, strict=False):
+                try:
+                    if not reserve(slot, request):
+                        break
+                except Exception:
+                    self._seat(slot, request)
+                    raise
+                self._seat(slot, request)
+                admitted.append((slot, request))
         return admitted
 
     def drop_waiting(self, now: float) -> list[Request]:
@@ -118,3 +121,8 @@ class Scheduler:
                 deadlines = [r.deadline for r in self._waiting if r.deadline is not None]
                 self._changed.wait(min(min(deadlines) - now, threading.TIMEOUT_MAX) if deadlines else None)
             return True
+
+    def _seat(self, slot: int, request: Request) -> None:
+        self._waiting.remove(request)
+        request.start()
+        self._slots[slot] = request

@@ -123,6 +123,26 @@ def test_memory_comes_back_from_requests_that_were_cancelled(llm: LLM) -> None:
     assert not llm.loop.tandem.state.view("length", 4).any()
 
 
+def test_a_request_whose_memory_cannot_be_written_ends_with_an_error_and_later_ones_run(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, broken = llm.loop.room.reserve, [True, True]
+
+    def reserve(slot: int, tokens: int) -> bool:
+        room = real(slot, tokens)
+        if broken:
+            broken.pop()
+            raise RuntimeError("the device is gone")
+        return room
+
+    monkeypatch.setattr(llm.loop.room, "reserve", reserve)
+    outputs = llm.generate(["first", "second", "third"], SamplingParams(max_tokens=4, ignore_eos=True, timeout_s=20))
+    assert [output.finish_reason for output in outputs] == ["error", "error", "length"]
+    assert outputs[0].error == "the device is gone"
+    assert "a round failed" in caplog.text
+    assert table(llm).allocator.available == table(llm).allocator.blocks - 1
+
+
 def test_with_profile_the_pieces_of_a_round_are_timed_and_add_up(bundles: dict[str, Path]) -> None:
     with LLM(bundles["paged"], device="cpu", threads=1, profile=True) as llm:
         llm.generate("timed", SamplingParams(temperature=1.0, seed=1, max_tokens=30, ignore_eos=True))
