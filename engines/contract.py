@@ -11,6 +11,7 @@ query      new tokens per row in this call
 rows       query rows that get logits
 blocks     blocks of a paged cache, as many as the memory has room for
 window     drafted tokens per round (K); ``window+1`` rows are verified
+entries    tokens of a request whose logits are adjusted
 =========  ==========================================================================
 
 Integers are properties of the engine: layers, heads, ``capacity`` (tokens a cache row can hold), ``vocab`` (width of
@@ -141,6 +142,30 @@ def verify(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
             *probs,
         ),
         outputs=(Binding("tokens", "int64", ("batch", "window+1")), Binding("count", "int64", ("batch",))),
+    )
+
+
+def adjust(*, vocab: int, dtype: str) -> Contract:
+    """The contract of the engine that biases and penalises the target's logits in place, before they are verified.
+
+    A request lists its first ``entry_len`` columns: tokens, how often each is in the output, whether it is in the
+    prompt, and its bias. A request that lists none is left alone.
+    """
+    return Contract(
+        inputs=(
+            Binding("logits", dtype, ("batch", "window+1", vocab)),
+            Binding("draft_tokens", "int64", ("batch", "window")),
+            Binding("entry_tokens", "int32", ("batch", "entries")),
+            Binding("entry_counts", "int32", ("batch", "entries")),
+            Binding("entry_in_prompt", "int32", ("batch", "entries")),
+            Binding("entry_bias", "float32", ("batch", "entries")),
+            Binding("entry_len", "int32", ("batch",)),
+            Binding("presence", "float32", ("batch",)),
+            Binding("frequency", "float32", ("batch",)),
+            Binding("repetition", "float32", ("batch",)),
+        ),
+        outputs=(Binding("adjusted", dtype, ("batch", "window+1", vocab)),),
+        aliases=(("adjusted", "logits"),),
     )
 
 

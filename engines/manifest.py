@@ -17,7 +17,7 @@ DIGEST = "manifest_sha256"
 # Backends whose engines the runtime of this version runs.
 RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
-EngineName = Literal["target", "draft", "verify", "verify_probs", "propose", "propose_probs"]
+EngineName = Literal["target", "draft", "adjust", "verify", "verify_probs", "propose", "propose_probs"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
 KernelTarget = Annotated[str, Field(pattern=r"^(sm|compute)_\d+$")]
@@ -196,7 +196,7 @@ class Manifest(Record):
     @model_validator(mode="after")
     def _agree(self) -> "Manifest":
         drafting = ("draft", "propose", "propose_probs") if self.draft.kind == "model" else ()
-        needed = {"target", "verify", "verify_probs", *drafting}
+        needed = {"target", "adjust", "verify", "verify_probs", *drafting}
         if set(self.engines) != needed:
             names = ", ".join(sorted(needed))
             raise refuse(f"engines must be {names} for draft.kind {self.draft.kind!r}; got {', '.join(self.engines)}")

@@ -1,5 +1,6 @@
 """What a request may ask for, named as vLLM and OpenAI users know it, validated before anything runs."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, model_validator
@@ -9,6 +10,21 @@ from tandemrt.engines.validation import Record, Section, explain, refuse
 
 Token = Annotated[int, Field(strict=True, ge=0)]
 Count = Annotated[int, Field(strict=True, ge=0)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+MOST_BIASES = 1024  # tokens that one request may bias
+
+
+def _by_token(value: Any) -> Any:
+    """Token ids as numbers: the keys of a JSON object are texts."""
+    if not isinstance(value, dict):
+        return value
+    pairs = [(int(k) if isinstance(k, str) and k.isascii() and k.isdigit() else k, bias) for k, bias in value.items()]
+    twice = [key for key, times in Counter(key for key, _ in pairs).items() if times > 1]
+    if len(pairs) > MOST_BIASES:
+        raise refuse(f"at most {MOST_BIASES} tokens may have a bias; got {len(pairs)}")
+    if twice:
+        raise refuse(f"a token must have one bias; got several for {twice[0]}")
+    return dict(pairs)
 
 
 def _listed(value: Any) -> Any:
@@ -18,9 +34,11 @@ def _listed(value: Any) -> Any:
 class SamplingParams(Section):
     """How one request is sampled and constrained. Unknown names and values out of range raise BadRequest.
 
-    The law of each token is the target's, after ``temperature``, then ``top_k``, ``top_p`` over what is left, then
-    ``min_p`` relative to the largest probability; temperature 0 takes the largest logit. The same seed gives the same
-    text whatever is drafted under ``rule="coupled"``; ``"rejection"`` keeps the law, not the text per seed.
+    The law of each token is the target's, after ``logit_bias``, ``repetition_penalty`` (of what is in prompt or
+    output), ``frequency_penalty`` and ``presence_penalty`` (of what is in the output), after what constraints forbid,
+    after ``temperature``, then ``top_k``, ``top_p`` over what is left, then ``min_p`` relative to the largest
+    probability; temperature 0 takes the largest logit. The same seed gives the same text whatever is drafted under
+    ``rule="coupled"``; ``"rejection"`` keeps the law, not the text per seed.
     """
 
     model_config = ConfigDict(strict=False)  # lists for tuples; numbers are strict where it matters
@@ -30,6 +48,11 @@ class SamplingParams(Section):
     top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] = 0  # 0 and -1: off
     min_p: float = Field(0.0, ge=0.0, le=1.0)
     seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)] | None = None  # None: drawn, reported in the output
+
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(1.0, ge=2.0**-126, le=2.0**126)  # above 0, in what float32 holds
+    logit_bias: Annotated[dict[Token, Bias], BeforeValidator(_by_token)] | None = None
 
     max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None  # None: up to the engine's length
     min_tokens: Count = 0

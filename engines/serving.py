@@ -87,10 +87,6 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "length_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "bad_words": ("", []),
     "logprobs": (0,),
     "top_logprobs": (0,),
@@ -133,7 +129,7 @@ def _derive(name: str, rule: Mapping[str, Any], definitions: Mapping[str, Any]) 
     description = f"SamplingParams.{name}; default {_spell(rule.get('default'))}"
     if kind.get("type") == "array":
         return TensorSpec(name, _datatype(name, kind["items"]), (-1,), description)
-    if "$ref" in kind and kind["$ref"].rsplit("/", 1)[-1] in definitions:
+    if kind.get("type") == "object" or ("$ref" in kind and kind["$ref"].rsplit("/", 1)[-1] in definitions):
         return TensorSpec(name, "BYTES", (1,), f"{description}; an object", is_json=True)
     return TensorSpec(name, _datatype(name, kind), (1,), description)
 

@@ -19,7 +19,7 @@ from tandemrt.export.blocks import Lowering
 from tandemrt.export.checkpoint import Checkpoint
 from tandemrt.export.decoder import build_decoder
 from tandemrt.export.spec import ModelSpec
-from tandemrt.export.verify import build_propose, build_verify
+from tandemrt.export.verify import build_adjust, build_propose, build_verify
 from tandemrt.export.vocabulary import Vocabulary
 from tandemrt.plugins.operators import HEAD_DIMS
 
@@ -90,10 +90,11 @@ def _require_kernel(model: Model, recipe: Recipe) -> None:
 
 
 def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> list[Graph]:
-    """Every graph of the bundle: one decoder per model, verification, and drafting when a model drafts."""
+    """Every graph of the bundle: decoders, adjusted logits, verification, and drafting when a model drafts."""
     target, *drafts = models
     return [
         *(_decoder(model, recipe, attention) for model in models),
+        _head("adjust", target, contract.adjust, build_adjust),
         _head("verify", target, contract.verify, build_verify, draft_probs=False),
         _head("verify_probs", target, contract.verify, build_verify, draft_probs=True),
         *(_head("propose", draft, contract.propose, build_propose, draft_probs=False) for draft in drafts),
@@ -116,9 +117,7 @@ def _head(
     model: Model,
     bindings: Callable[..., Contract],
     build: Callable[..., ir.Model],
-    *,
-    draft_probs: bool,
+    **options: bool,
 ) -> Graph:
-    make = partial(build, vocab=model.spec.vocab, dtype=model.dtype, draft_probs=draft_probs)
-    promised = bindings(vocab=model.spec.vocab, dtype=model.dtype, draft_probs=draft_probs)
-    return Graph(name, f"{name}.onnx", model.dtype, promised, make)
+    arguments = {"vocab": model.spec.vocab, "dtype": model.dtype, **options}
+    return Graph(name, f"{name}.onnx", model.dtype, bindings(**arguments), partial(build, **arguments))

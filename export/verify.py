@@ -1,6 +1,6 @@
-"""The two engines without weights: verification of a window, and the draw of one drafted token.
+"""The engines without weights: adjusted logits, verification of a window, and the draw of one drafted token.
 
-Both are a node or two of the ``tandemrt`` domain; the model file carries the functions behind them.
+Each is a node or two of the ``tandemrt`` domain; the model file carries the functions behind them.
 """
 
 import onnx_ir as ir
@@ -8,7 +8,7 @@ from onnx_ir.passes.common import RemoveUnusedFunctionsPass
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Binding, Contract
-from tandemrt.plugins.functions import OPSET, library
+from tandemrt.plugins.functions import OPSET, adjust_logits, library
 from tandemrt.plugins.operators import DOMAIN
 
 _IR_VERSION = 11
@@ -34,7 +34,7 @@ def build_verify(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
     inputs = [masked.outputs[0], *(values[name] for name in others)]
     name = "verify_draft_probs" if draft_probs else "verify_draft"
     verified = _call(name, inputs, outputs=[values["tokens"], values["count"]])
-    return _model("verify", bindings, values, [masked, verified], draft_probs)
+    return _model("verify", bindings, values, [masked, verified], library(draft_probs=draft_probs))
 
 
 def build_propose(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
@@ -44,7 +44,21 @@ def build_propose(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
     inputs = [values["logits"], *(values[name] for name in _REQUEST)]
     outputs = [values[binding.name] for binding in bindings.outputs]
     drawn = _call("sample_draft", inputs, outputs=outputs)
-    return _model("propose", bindings, values, [drawn], draft_probs)
+    return _model("propose", bindings, values, [drawn], library(draft_probs=draft_probs))
+
+
+def build_adjust(*, vocab: int, dtype: str) -> ir.Model:
+    """Return the model of ``contract.adjust``: bias and penalties, on the logits themselves."""
+    bindings = contract.adjust(vocab=vocab, dtype=dtype)
+    values = {binding.name: _declare(binding) for binding in (*bindings.inputs, *bindings.outputs)}
+    inputs = [values[binding.name] for binding in bindings.inputs]
+    return _model(
+        "adjust",
+        bindings,
+        values,
+        [_call("adjust_logits", inputs, outputs=[values["adjusted"]])],
+        (adjust_logits(dtype),),
+    )
 
 
 def _call(operator: str, inputs: list[ir.Value], **outputs: list[ir.Value]) -> ir.Node:
@@ -57,11 +71,15 @@ def _declare(binding: Binding) -> ir.Value:
 
 
 def _model(
-    name: str, bindings: Contract, values: dict[str, ir.Value], nodes: list[ir.Node], draft_probs: bool
+    name: str,
+    bindings: Contract,
+    values: dict[str, ir.Value],
+    nodes: list[ir.Node],
+    functions: tuple[ir.Function, ...],
 ) -> ir.Model:
     inputs = [values[binding.name] for binding in bindings.inputs]
     outputs = [values[binding.name] for binding in bindings.outputs]
     graph = ir.Graph(inputs, outputs, nodes=nodes, name=name, opset_imports={"": OPSET, DOMAIN: 1})
-    model = ir.Model(graph, ir_version=_IR_VERSION, functions=library(draft_probs=draft_probs))
+    model = ir.Model(graph, ir_version=_IR_VERSION, functions=functions)
     RemoveUnusedFunctionsPass()(model)
     return model

@@ -3,7 +3,9 @@
 import torch
 
 from tandemrt.engines.contract import mask_words
+from tandemrt.engines.params import MOST_BIASES
 from tandemrt.runtime.device import host_tensor
+from tandemrt.runtime.entries import Entries
 
 
 class Buffer:
@@ -56,3 +58,4 @@ class RoundBuffers:
         self.logits = Buffer((slots, rows, vocab), dtype, device)
         self.tokens = Buffer((slots, rows), torch.int64, device, host=True)
         self.count = Buffer((slots,), torch.int64, device, host=True)
+        self.entries = Entries(slots, min(vocab, length + window + MOST_BIASES), device)

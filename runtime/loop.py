@@ -1,4 +1,4 @@
-"""The round: propose, target, commit, fill, verify.
+"""The round: propose, target, commit, fill, adjust, verify.
 
 ::
 
@@ -7,7 +7,8 @@
     copy tokens r-1, drafts r ──mark──► the one wait       (copies travel on a second stream)
     target on window + 1 rows           commit round r-1: text, streams, ends of requests
                                         fill the masks of round r
-    verify ◄──────masks, draft lengths──┘
+    adjust ◄─────masks, draft lengths,──┤       (only if a request asks for penalties or biases)
+    verify       adjusted tokens        ┘
     advance every slot by what was emitted
 
 The host commits a round while the next one is already proposed, so it waits once per round, for both. What
@@ -128,6 +129,7 @@ class Loop:
             self._score(batch, window)
         self.clock.join()
         with self.metrics.timed("verify"), self._timeline.span("verify"):
+            self.tandem.adjust(batch, window)
             self.tandem.verify(batch, window, laws, filters=filters)
         self._last = Round(rows, batch, window, usable)
         self._timeline.collect()
@@ -244,12 +246,12 @@ class Loop:
             request.tell()
 
     def _fill(self, rows: Mapping[int, Request], batch: int, window: int) -> dict[int, int]:
-        """Write the masks and draft lengths of this round and enqueue their copies. Other rows may emit nothing."""
+        """Write masks, draft lengths and adjusted tokens of this round, enqueue copies. Other rows emit nothing."""
         masks = self._masks
         drafts = self._buffers.draft_tokens.host_view(batch, window).tolist()
         lengths = self._buffers.draft_len.host_view(batch)
         lengths.zero_()
-        usable = {}
+        usable, adjusted = {}, {}
         for slot in range(batch):
             request, first = rows.get(slot), slot * (window + 1)
             if request is None:
@@ -271,10 +273,14 @@ class Loop:
                 count = min(count + 1, len(draft))
             usable[slot] = count
             lengths[slot] = count
+            if request.penalties is not None:
+                adjusted[slot] = request.penalties, request.penalties.listed(request.tokens, draft[:count])
             self.metrics.drafted += len(draft)
             self.metrics.evaluated += count
             self.metrics.cut_drafts += len(draft) - count
+        self._buffers.entries.write(batch, adjusted)
         with self.clock.copies(behind=False):
+            self._buffers.entries.copy_in()
             words = self._buffers.words
             self._buffers.bitmask.copy_part_in(masks.changed_from * words, masks.changed * words)
             self._buffers.draft_len.copy_in(batch)

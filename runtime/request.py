@@ -10,6 +10,7 @@ from tandemrt.engines.params import SamplingParams
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.constraint import Constraint
 from tandemrt.runtime.outputs import RequestOutput, Speculation, StreamOutput
+from tandemrt.runtime.penalties import Penalties
 from tandemrt.runtime.phases import Phase
 from tandemrt.runtime.slots import SlotParams
 from tandemrt.runtime.text import Transcript
@@ -57,6 +58,7 @@ class Request:
         self.rule = Rule[params.rule.upper()]
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
         self.filters = params.temperature > 0 and filters  # what Engine.bind calls so
+        self.penalties = Penalties.of(self.prompt, params)
         self.pending_rules = rules  # a grammar is compiled off the loop
         self.constraint: Constraint  # set when the request gets its slot
         self.tokens = list(prompt)

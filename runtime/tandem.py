@@ -15,7 +15,7 @@ from tandemrt.runtime.slots import SlotState
 class Tandem:
     """What the device does for the target. Calls are bound once per shape and kept; rounds allocate nothing.
 
-    ``engines`` holds "target", "verify" and, for drafters that keep their laws, "verify_probs".
+    ``engines`` holds "target", "adjust", "verify" and, for drafters that keep their laws, "verify_probs".
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class Tandem:
         self._graphs = graphs
         self._prompt_end = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         self._score_call = cache(self._bind_score)
+        self._adjust_call = cache(self._bind_adjust)
         self._verify_call = cache(self._bind_verify)
 
     def prefill(self, slot: int, start: int, count: int) -> None:
@@ -50,6 +51,20 @@ class Tandem:
         target = self.engines["target"]
         logits = self.buffers.logits.view(batch, window + 1, logits_width(target.contract))
         self._graphs.run(("target", batch, window), work, outputs=[logits], capturable=target.capturable)
+
+    def adjust(self, batch: int, window: int) -> None:
+        """Bias and penalise the logits of the window, where a request asks for it. Needs its entries in place."""
+        columns, engine = self.buffers.entries.columns, self.engines["adjust"]
+        if not columns:
+            return
+        logits = self.buffers.logits.view(batch, window + 1, logits_width(engine.contract))
+        self._graphs.run(
+            ("adjust", batch, window, columns),
+            lambda: self._adjust_call(batch, window, columns).run(),
+            outputs=[],
+            state=[logits],  # changed in place: a second run would change them twice
+            capturable=engine.capturable,
+        )
 
     def verify(self, batch: int, window: int, draft_probs: Buffer | None, *, filters: bool) -> None:
         """Decide the tokens of the window and advance the slots by them. Needs masks and draft lengths in place.
@@ -80,6 +95,16 @@ class Tandem:
                 "score_rows": torch.arange(rows, device=self.device).repeat(batch, 1),
                 "logits": self.buffers.logits.view(batch, rows, logits_width(target.contract)),
                 **self.cache.rows(0, batch),
+            }
+        )
+
+    def _bind_adjust(self, batch: int, window: int, columns: int) -> Call:
+        engine = self.engines["adjust"]
+        return engine.bind(
+            {
+                "logits": self.buffers.logits.view(batch, window + 1, logits_width(engine.contract)),
+                "draft_tokens": self.buffers.draft_tokens.view(batch, window),
+                **self.buffers.entries.view(batch, columns),
             }
         )
 

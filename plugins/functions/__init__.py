@@ -5,6 +5,7 @@ A backend that knows an operator of the ``tandemrt`` domain replaces the body; e
 
 import onnx_ir as ir
 
+from tandemrt.plugins.functions.adjust import adjust_logits
 from tandemrt.plugins.functions.attention import window_attention
 from tandemrt.plugins.functions.bitmask import token_bitmask
 from tandemrt.plugins.functions.body import OPSET
@@ -17,6 +18,7 @@ from tandemrt.plugins.functions.verify import verify_draft
 __all__ = [
     "OPSET",
     "accept_coin",
+    "adjust_logits",
     "filter_logits",
     "library",
     "position_noise",

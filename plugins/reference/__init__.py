@@ -3,6 +3,7 @@
 Slow and plain on purpose. Rows are vectorised, so laws can be measured over many requests at once.
 """
 
+from tandemrt.plugins.reference.adjust import adjust_logits
 from tandemrt.plugins.reference.attention import window_attention
 from tandemrt.plugins.reference.bitmask import token_bitmask
 from tandemrt.plugins.reference.draft import sample_draft
@@ -12,6 +13,7 @@ from tandemrt.plugins.reference.verify import verify_draft
 
 __all__ = [
     "accept_coin",
+    "adjust_logits",
     "filter_logits",
     "law",
     "philox4x32",

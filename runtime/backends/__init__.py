@@ -4,6 +4,7 @@ import torch
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.manifest import RUNNABLE, EngineName
 from tandemrt.engines.tensorrt import LIBRARIES
 from tandemrt.runtime.backends.base import Engine
@@ -34,11 +35,20 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
         from tandemrt.runtime.backends.segmented import SegmentedEngine
 
         return SegmentedEngine.open(bundle, name, device)
-    if device.type == "cuda" and bundle.manifest.kernels:
-        from tandemrt.runtime.backends.kernels import HEADS, KernelEngine
+    if _runs_kernels(bundle, device):
+        from tandemrt.runtime.backends.kernels import HEADS, AdjustEngine, KernelEngine
 
         if name in HEADS:
             return KernelEngine.open(bundle, name, device)
+        if name == "adjust":
+            return AdjustEngine.open(bundle, device)
     from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)
+
+
+def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:
+    """Whether kernels take the place of the engines without weights. Older GPUs have none and run their graphs."""
+    if device.type != "cuda" or not bundle.manifest.kernels:
+        return False
+    return torch.cuda.get_device_capability(device) >= OLDEST_WITH_KERNELS

@@ -1,4 +1,4 @@
-"""Verification and drafting by kernels of our own on a CUDA device: nothing waits, nothing is read on the host."""
+"""Adjusting, verifying and drafting by kernels of our own on a CUDA device: nothing waits or reads on the host."""
 
 from collections.abc import Mapping
 
@@ -7,6 +7,7 @@ import torch
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.manifest import EngineName
+from tandemrt.plugins.kernels.adjust import AdjustLaunch
 from tandemrt.plugins.kernels.module import KernelModule
 from tandemrt.plugins.kernels.verify import ProposeLaunch, VerifyLaunch, Workspace
 from tandemrt.runtime.backends.base import check_tensors
@@ -41,3 +42,24 @@ class KernelEngine:
         if self._verifies:
             return VerifyLaunch(self._module, tensors, self._workspace, stats=filters)
         return ProposeLaunch(self._module, tensors, self._workspace, stats=filters)
+
+
+class AdjustEngine:
+    """The engine "adjust"."""
+
+    capturable = True
+
+    def __init__(self, module: KernelModule, contract: Contract, device: torch.device) -> None:
+        self.contract = contract
+        self.device = device
+        self._module = module
+
+    @classmethod
+    def open(cls, bundle: Bundle, device: torch.device) -> "AdjustEngine":
+        """Load the kernels of ``bundle``. Raises BackendUnavailable if none fits the device."""
+        return cls(KernelModule.open(bundle.kernels_dir, "adjust", device), bundle.contract("adjust"), device)
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> AdjustLaunch:  # noqa: ARG002
+        """See Engine.bind; filters come later."""
+        check_tensors(self.contract, tensors, self.device)
+        return AdjustLaunch(self._module, tensors)

@@ -58,7 +58,7 @@ def memory_needed(bundle: Bundle) -> dict[str, int]:
     needed = {}
     for name, entry in bundle.manifest.engines.items():
         needed[f"engine {name}"] = bundle.path(name).stat().st_size
-        if caches := sum(_cache_bytes(entry.contract, bundle.limits.batch)):
+        if name in ("target", "draft") and (caches := sum(_cache_bytes(entry.contract, bundle.limits.batch))):
             needed[f"caches of {name}"] = caches
     return needed
 

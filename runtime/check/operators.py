@@ -9,6 +9,7 @@ import torch
 from tandemrt.engines.contract import Binding
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.check.adjust import check_adjust
 from tandemrt.runtime.check.cases import Case, awkward_case, drawn, verified
 from tandemrt.runtime.check.finding import Finding, judged
 
@@ -21,10 +22,12 @@ _SENTINEL = -99
 
 
 def check_operators(engines: Mapping[str, Engine], limits: Limits) -> Iterator[Finding]:
-    """Check every engine of ``engines`` that verifies or drafts, with and without filters among the requests."""
+    """Check every engine of ``engines`` without weights; verifying and drafting with and without filters."""
     for name, engine in engines.items():
         inputs = {binding.name for binding in engine.contract.inputs}
-        if "draft_tokens" in inputs:
+        if "entry_len" in inputs:
+            yield check_adjust(name, engine, limits)
+        elif "draft_tokens" in inputs:
             for window in sorted({0, limits.window}):
                 yield _check(f"{name}, window {window}", engine, limits, window, verified)
             yield _check(f"{name}, no filters", engine, limits, limits.window, verified, filters=False)

@@ -8,6 +8,7 @@ import torch
 
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.check.adjust import adjust_case
 from tandemrt.runtime.check.cases import awkward_case
 from tandemrt.runtime.check.finding import Finding, judged
 from tandemrt.runtime.check.walk import Plan, is_decoder, make_rows
@@ -30,6 +31,7 @@ def check_replay(name: str, engine: Engine, limits: Limits, plan: Plan) -> Findi
     steps = list(_windows(plan) if decodes else _cases(engine, limits))
     given = {key: values.to(engine.device) for key, values in steps[0].items()}
     outputs = _outputs(engine, given)
+    state = {source: given[source] for _, source in engine.contract.aliases if source in given}  # changed in place
     call = engine.bind({**given, **outputs, **kept})
     metrics = Metrics()
     graphs = Graphs(engine.device, metrics)
@@ -37,10 +39,12 @@ def check_replay(name: str, engine: Engine, limits: Limits, plan: Plan) -> Findi
     for step in steps:
         for key, values in step.items():
             given[key].copy_(values)
-        graphs.run(name, call.run, outputs=list(outputs.values()))
-        replayed = {key: values.clone() for key, values in outputs.items()}
+        graphs.run(name, call.run, outputs=list(outputs.values()), state=list(state.values()))
+        replayed = {key: values.clone() for key, values in (outputs | state).items()}
+        for key, values in state.items():
+            values.copy_(step[key])
         call.run()
-        different += not all(_same_bits(replayed[key], values) for key, values in outputs.items())
+        different += not all(_same_bits(replayed[key], values) for key, values in (outputs | state).items())
     replays = metrics.graph_replays
     reason = f"; not replayed: {', '.join(metrics.eager_runs)}" if metrics.eager_runs else ""
     return Finding(
@@ -66,10 +70,14 @@ def _windows(plan: Plan) -> Iterator[Inputs]:
 
 def _cases(engine: Engine, limits: Limits) -> Iterator[Inputs]:
     logits = engine.contract["logits"]
+    adjusts = any(binding.name == "entry_len" for binding in engine.contract.inputs)
     verifies = any(binding.name == "draft_tokens" for binding in engine.contract.inputs)
     size: dict[str, Any] = {"vocab": int(logits.shape[2]), "window": limits.window if verifies else 0}
     for seed in range(_TIMES):
-        case = awkward_case(**size, batch=min(4, limits.batch), seed=seed, dtype=logits.dtype)
+        size["batch"], size["seed"] = min(4, limits.batch), seed
+        case = (
+            adjust_case(**size, columns=min(64, size["vocab"])) if adjusts else awkward_case(**size, dtype=logits.dtype)
+        )
         yield {
             b.name: torch.from_numpy(np.ascontiguousarray(case[b.name])).to(getattr(torch, b.dtype))
             for b in engine.contract.inputs

@@ -27,7 +27,7 @@ from tandemrt.export.provenance import source_state
 from tandemrt.plugins.kernels.compile import kernel_names
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 
-ENGINES = ["target", "draft", "verify", "verify_probs", "propose", "propose_probs"]
+ENGINES = ["target", "draft", "adjust", "verify", "verify_probs", "propose", "propose_probs"]
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_progress_hears_every_step_and_the_report_has_their_times(copy: Path) ->
 def test_a_bundle_without_a_draft_holds_no_drafting_engines(copy: Path) -> None:
     file = write_recipe(copy / "plain.toml", target=copy / "target")
     manifest = build(Recipe.load(file), copy / "plain").manifest
-    assert list(manifest.engines) == ["target", "verify", "verify_probs"]
+    assert list(manifest.engines) == ["target", "adjust", "verify", "verify_probs"]
     assert (manifest.draft.kind, manifest.limits.window, manifest.limits.capacity) == ("none", 0, 97)
 
 

@@ -19,7 +19,7 @@ from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.manifest import Draft, Engine, File, Limits, Manifest, Marker, Markers, Provenance
 
 WEIGHTS = "target/model.safetensors"
-ENGINES = ("target", "verify", "verify_probs")
+ENGINES = ("target", "adjust", "verify", "verify_probs")
 
 
 def write_bundle(folder: Path) -> Bundle:
@@ -27,6 +27,7 @@ def write_bundle(folder: Path) -> Bundle:
     contents = {
         "target/model.onnx": b"graph of the target",
         WEIGHTS: b"weights " * 100,
+        "adjust.onnx": b"graph of biases and penalties",
         "verify.onnx": b"graph of verification",
         "verify_probs.onnx": b"graph of verification with draft laws",
         "tokenizer/tokenizer.json": b"{}",
@@ -41,8 +42,8 @@ def write_bundle(folder: Path) -> Bundle:
 def manifest(folder: Path, names: Any) -> Manifest:
     decoder = contract.decoder(layers=2, kv_heads=2, head_dim=8, capacity=37, vocab=96, dtype="float32")
     marker = Marker(text="</think>", ids=(91,))
-    contracts = {"target": decoder} | {
-        name: contract.verify(vocab=96, dtype="float32", draft_probs=name != "verify") for name in ENGINES[1:]
+    contracts = {"target": decoder, "adjust": contract.adjust(vocab=96, dtype="float32")} | {
+        name: contract.verify(vocab=96, dtype="float32", draft_probs=name != "verify") for name in ENGINES[2:]
     }
     return Manifest(
         manifest_version=1,
@@ -183,7 +184,7 @@ def test_a_bundle_cannot_be_opened_from_nowhere(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_was_not_built_is_refused_by_name(bundle: Bundle) -> None:
-    with pytest.raises(BadBundle, match="must hold engine 'draft'; it holds target, verify, verify_probs"):
+    with pytest.raises(BadBundle, match="must hold engine 'draft'; it holds target, adjust, verify, verify_probs"):
         bundle.path("draft")
 
 
@@ -257,7 +258,11 @@ def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> 
         (("markers", "start", "ids"), [95], "must be below valid_tokens 92; got 95"),
         (("limits", "capacity"), 36, r"capacity must be at least length \+ window \+ 1 = 37; got 36"),
         (("draft", "kind"), "eagle3", "draft.kind: must be 'model', 'ngram' or 'none'; got 'eagle3'"),
-        (("draft", "kind"), "model", "engines must be draft, propose, propose_probs, target, verify, verify_probs"),
+        (
+            ("draft", "kind"),
+            "model",
+            "engines must be adjust, draft, propose, propose_probs, target, verify, verify_probs",
+        ),
         (("engines", "target", "file"), "target/other.onnx", "engines.target.file must be one of files"),
         (("engines", "target", "file"), "/etc/model.onnx", "must be a plain relative path inside it"),
         (("engines", "target", "file"), "target/../../model.onnx", "must be a plain relative path inside it"),

@@ -33,7 +33,18 @@ from tandemrt.engines.errors import BadRequest
         ({"rule": "typical"}, "rule: .*'coupled' or 'rejection'; got 'typical'"),
         ({"window": -1}, "window: "),
         ({"timeout_s": 0}, "timeout_s: "),
-        ({"presence_penalty": 0.5}, "unknown key 'presence_penalty'"),
+        ({"presence_penalty": 2.1}, "presence_penalty: must be at most 2.0; got 2.1"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty: must be at least -2.0; got -2.1"),
+        ({"repetition_penalty": 0}, "repetition_penalty: must be at least .*; got 0"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty: must be a finite number; got inf"),
+        ({"logit_bias": {7: 100.5}}, "logit_bias.7: must be at most 100.0; got 100.5"),
+        ({"logit_bias": {"7": -101}}, "logit_bias.7: must be at least -100.0; got -101"),
+        ({"logit_bias": {-1: 1}}, "logit_bias.-1.*: must be at least 0; got -1"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x.*: must be a valid integer; got 'x'"),
+        ({"logit_bias": {7: 1, "07": 2}}, "logit_bias: a token must have one bias; got several for 7"),
+        ({"logit_bias": [7]}, r"logit_bias: must be a valid dictionary; got \[7\]"),
+        ({"logit_bias": dict.fromkeys(range(1025), 0)}, "logit_bias: at most 1024 tokens may have a bias; got 1025"),
+        ({"mirostat_tau": 0.5}, "unknown key 'mirostat_tau'"),
         ({"temprature": 0.5}, "unknown key 'temprature' .did you mean 'temperature'"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
@@ -51,3 +62,7 @@ def test_no_budget_may_be_said_in_two_ways(off: int | None) -> None:
 
 def test_one_stop_string_may_stand_alone() -> None:
     assert SamplingParams(stop="END").stop == ("END",)
+
+
+def test_the_tokens_of_a_bias_may_be_spelt_as_json_spells_keys() -> None:
+    assert SamplingParams(logit_bias={"7": 1, 8: -2.5}).logit_bias == {7: 1.0, 8: -2.5}  # type: ignore[dict-item]

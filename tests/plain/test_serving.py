@@ -68,6 +68,9 @@ def test_the_page_on_serving_lists_every_tensor_as_it_is() -> None:
             "ignore_eos": st.booleans(),
             "rule": st.sampled_from(["coupled", "rejection"]),
             "structured_outputs": st.just({"choice": ["a", "b"]}),
+            "presence_penalty": st.floats(-2, 2, width=32),
+            "repetition_penalty": st.floats(0.5, 2, width=32),
+            "logit_bias": st.dictionaries(st.integers(0, 2**31 - 1).map(str), st.floats(-100, 100), max_size=3),
         },
     )
 )

@@ -1,0 +1,57 @@
+"""``adjust_logits`` in standard operators."""
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
+
+_INPUTS = [
+    "logits",
+    "draft_tokens",
+    "entry_tokens",
+    "entry_counts",
+    "entry_in_prompt",
+    "entry_bias",
+    "entry_len",
+    "presence",
+    "frequency",
+    "repetition",
+]
+
+
+def adjust_logits(dtype: str) -> ir.Function:
+    """Inputs and output as in the reference, for logits of ``dtype``; the output may share the memory of the logits.
+
+    Columns that a request does not use repeat its first one, so that a token is written several times only with one
+    value.
+    """
+    body = Body("adjust_logits", _INPUTS)
+    logits, draft, tokens, counts, in_prompt, bias, length, *penalties = body.inputs
+    presence, frequency, repetition = (penalty.expand_dims(1, 2) for penalty in penalties)
+    largest = np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    listed = length.expand_dims(1)
+    used_column = body.arange(tokens.size(1)) < listed.cast(INT64)
+
+    def per_entry(values: Tensor) -> Tensor:  # [batch, 1, entries]
+        return body.where(used_column, values, values.first(np.array([1], np.int64), 1)).expand_dims(1)
+
+    inside = body.op("Max", body.op("Min", tokens.cast(INT64), logits.size(-1) - np.int64(1)), np.int64(0))
+    token = per_entry(inside)
+    drafted = draft.expand_dims(2).equals(token).cast(FLOAT32)  # [batch, rows - 1, entries]
+    none = body.op("Sub", token, token).cast(FLOAT32)
+    before = body.op("CumSum", body.concat(none, drafted, axis=1), np.int64(1))
+    count = per_entry(counts).cast(FLOAT32) + before  # [batch, rows, entries]
+    appears = count > np.float32(0)
+
+    index = body.op("Expand", token, body.op("Shape", count))
+    old = logits.at_last(index).cast(FLOAT32)
+    biased = old + per_entry(bias)
+    repeated = body.where(biased > np.float32(0), biased / repetition, biased * repetition)
+    penalised = body.where(appears | (per_entry(in_prompt) > np.int32(0)), repeated, biased)
+    new = penalised - (frequency * count + presence * appears.cast(FLOAT32))
+    kept = body.op("Min", body.op("Max", new, -largest), largest)
+    finite = body.op("Abs", old) < np.float32(np.inf)
+    changed = body.where(finite & (listed.expand_dims(1) > np.int32(0)), kept, old)
+    updates = body.op("CastLike", changed, logits)
+    return body.function(adjusted=body.op("ScatterElements", logits, index, updates, axis=-1))
