@@ -1,6 +1,7 @@
 """The commands around a bundle that exists: run, bench, doctor."""
 
 import json
+import os
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,12 +21,21 @@ if TYPE_CHECKING:
     from tandemrt.runtime.outputs import RequestOutput
     from tandemrt.runtime.prompt import Prompt
 
+
+def _writable(path: Path | None) -> Path | None:
+    # Asked before the work: a report that cannot be written would be lost with it.
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise BadRequest(f"--json: must be a file that can be written, received {path}; name another")
+    return path
+
+
 # The runtime's own imports take seconds; they are loaded by the commands that need them.
 console = Console()
 
 BundlePath = Annotated[Path, typer.Argument(help="A bundle, as `tandemrt export build` writes it.", metavar="BUNDLE")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: what the bundle was built for.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads per engine; default: one per core.")]
+Report = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.", callback=_writable)]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 MaxTokens = Annotated[int | None, typer.Option(help="At most so many output tokens.")]
 
@@ -106,7 +116,7 @@ def bench(
     temperature: Temperature = 0.0,
     budget: Annotated[int | None, typer.Option(help="Thinking-token budget of every request.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Measured runs each way.")] = 3,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,
+    out: Report = None,
     device: Device = None,
     threads: Threads = None,
 ) -> None:

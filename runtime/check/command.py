@@ -1,8 +1,7 @@
 """``tandemrt export check``: every check of a bundle as a row of a table, and as JSON."""
 
 import json
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -10,7 +9,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
-from tandemrt.runtime.commands import BundlePath, Device, Threads
+from tandemrt.runtime.commands import BundlePath, Device, Report, Threads
 
 _COLOURS = {"pass": "green", "fail": "red", "measured": "cyan", "not applicable": "dim"}
 console = Console()
@@ -25,7 +24,7 @@ def check(
     bundle: BundlePath,
     device: Device = None,
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the report to this file as well.")] = None,
+    out: Report = None,
 ) -> None:
     """Check BUNDLE on the machine that will serve it: engines, caches, texts. Exit code 1 if anything fails."""
     from tandemrt.runtime.check.run import check_bundle

@@ -1,5 +1,6 @@
 """What a check found: one row of the table, one object of the JSON report."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,14 +19,19 @@ class Finding:
     numbers: Mapping[str, float | int | str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        """As JSON has it: a number that is none ("nan", "inf") is written as text."""
         return {
             "check": self.check,
             "against": self.against,
             "result": self.result,
             "verdict": self.verdict,
-            "numbers": dict(self.numbers),
+            "numbers": {name: _as_json(value) for name, value in self.numbers.items()},
         }
 
 
 def judged(holds: bool) -> Verdict:
     return "pass" if holds else "fail"
+
+
+def _as_json(value: float | int | str) -> float | int | str:
+    return value if isinstance(value, str) or math.isfinite(value) else str(value)

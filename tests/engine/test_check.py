@@ -49,7 +49,7 @@ def check(monkeypatch, capsys, tmp_path):
         with pytest.raises(SystemExit) as caught:
             main()
         captured = capsys.readouterr()
-        return int(caught.value.code or 0), captured.out, json.loads(report.read_text())
+        return int(caught.value.code or 0), captured.out, json.loads(report.read_text(), parse_constant=pytest.fail)
 
     return run
 

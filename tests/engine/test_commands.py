@@ -1,4 +1,4 @@
-"""``tandemrt export``: what a person sees, and the exit codes a script sees."""
+"""The command line: what a person sees, and the exit codes a script sees."""
 
 import json
 import re
@@ -128,3 +128,11 @@ def test_a_failed_build_says_at_which_step(run, folder: Path) -> None:
     assert code == 2
     assert re.search(r"failed +\d+\.\d s +Read the checkpoints", out)
     assert "BadRecipe: limits.length must not exceed" in err
+
+
+@pytest.mark.parametrize("command", [("export", "check"), ("bench",)])
+@pytest.mark.parametrize("report", [".", "missing/report.json"])
+def test_a_report_that_could_not_be_written_is_refused_before_the_work(run, command, report) -> None:
+    code, _, err = run(*command, "a-bundle-that-nobody-opened", "--json", report)
+    assert code == 2
+    assert words(err) == f"BadRequest: --json: must be a file that can be written, received {report}; name another "
