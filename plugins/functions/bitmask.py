@@ -7,7 +7,7 @@ from tandemrt.plugins.functions.body import BOOL, FLOAT32, UINT32, Body, Tensor
 
 
 def token_bitmask() -> ir.Function:
-    """(logits floating [..., vocab], bitmask int32 [..., words]) → logits of that dtype, −inf where the token's bit is 0."""
+    """(logits floating [..., vocab], bitmask int32 [..., words]) → logits of that dtype, −inf where the bit is 0."""
     body = Body("token_bitmask", ["logits", "bitmask"])
     logits, bitmask = body.inputs
 

@@ -16,8 +16,8 @@ def verify_draft(draft_probs: bool) -> ir.Function:
     """(logits, draft_tokens, draft_len, temperature, …, rule[, draft_probs]) → tokens, count.
 
     A greedy batch runs neither sort nor noise, a coupled batch no softmax, a rejection batch draws noise for one row
-    per request. With the laws of the drafts the operator is ``verify_draft_probs``: a TensorRT plugin has a fixed number
-    of inputs, and is found by its name.
+    per request. With the laws of the drafts the operator is ``verify_draft_probs``: a TensorRT plugin has a fixed
+    number of inputs, and is found by its name.
     """
     body = Body("verify_draft_probs", [*_INPUTS, "draft_probs"]) if draft_probs else Body("verify_draft", _INPUTS)
     logits, draft, length, temperature, top_k, top_p, min_p, seed, position, rule = body.inputs[:10]
