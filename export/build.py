@@ -13,11 +13,10 @@ from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, Fil
 from tandemrt.engines.recipe import NgramDraft, Recipe
 from tandemrt.export.builder import save_model
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph
-from tandemrt.export.compile.kernels import compile_into
+from tandemrt.export.compile.kernels import compile_into, kernels_for
 from tandemrt.export.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.staging import check_destination, place, staged
-from tandemrt.plugins.kernels.compile import kernel_names
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,9 @@ def build(
                 save_model(graph.make(), folder / graph.file)
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
         kernels: dict[str, str] = {}
-        for name in kernel_names() if recipe.architectures else ():
-            with clock.step(f"Compile {name}.cu for {', '.join(recipe.architectures)}"):
-                kernels |= compile_into(folder, name, recipe.architectures)
+        for file in kernels_for(recipe, models, engines["target"].target):
+            with clock.step(f"Compile {file.name}.cu for {', '.join(file.architectures)}"):
+                kernels |= compile_into(folder, file)
         with clock.step("Take the digest of every file"):
             files = _files(folder)
         manifest = Manifest(

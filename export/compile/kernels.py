@@ -1,20 +1,57 @@
 """The kernels of a bundle: the project's CUDA operators, compiled while the bundle is built."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.bundle import KERNELS
-from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.engines.gpus import architectures_for
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.graphs import Model
+from tandemrt.plugins.kernels.compile import ARCHITECTURES, compile_kernels, kernel_names
+
+BETWEEN_PIECES = ("attention", "swiglu")  # what a decoder with a paged cache is cut at
 
 
-def compile_into(folder: Path, name: str, architectures: Sequence[str]) -> dict[str, str]:
-    """Compile the kernels of ``name``.cu for ``architectures`` ("9.0", …) into the bundle in ``folder``.
+@dataclass(frozen=True)
+class KernelFile:
+    """``NAME.cu`` for ``architectures`` ("9.0", …), and what of it the bundle's models need; None is everything."""
+
+    name: str
+    architectures: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    head_dims: tuple[int, ...] | None
+
+
+def kernels_for(recipe: Recipe, models: tuple[Model, ...], target: str) -> Iterator[KernelFile]:
+    """Yield every kernel file of a bundle whose decoders were built for ``target`` (engines/gpus.py).
+
+    A paged cache needs all of them, any other bundle for a GPU those that take the place of the engines without
+    weights. A GPU older than the kernels has none and runs the graphs of these engines.
+    """
+    architectures = recipe.architectures or architectures_for(target, ARCHITECTURES)
+    dtypes = tuple(dict.fromkeys(model.dtype for model in models))
+    head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
+    for name in kernel_names() if architectures else ():
+        if recipe.cache == "paged" or name not in BETWEEN_PIECES:
+            yield KernelFile(name, architectures, dtypes, head_dims if name == "attention" else None)
+
+
+def compile_into(folder: Path, kernels: KernelFile) -> dict[str, str]:
+    """Compile ``kernels`` into the bundle in ``folder``.
 
     Returns what a manifest says of them: file to ``sm_90`` (a cubin), or ``compute_80`` (PTX of the lowest one, for
     GPUs newer than all of them). Raises BackendUnavailable without NVRTC, or when it refuses the source.
     """
-    lowest = min(int(architecture.replace(".", "")) for architecture in architectures)
+    lowest = min(int(architecture.replace(".", "")) for architecture in kernels.architectures)
+    written = compile_kernels(
+        kernels.architectures,
+        folder / KERNELS,
+        names=[kernels.name],
+        dtypes=kernels.dtypes,
+        head_dims=kernels.head_dims,
+    )
     return {
         path.relative_to(folder).as_posix(): f"compute_{lowest}" if path.suffix == ".ptx" else path.suffixes[-2][1:]
-        for path in compile_kernels(architectures, folder / KERNELS, names=[name])
+        for path in written
     }

@@ -49,7 +49,16 @@ class KernelModule:
         )
 
     def kernel(self, name: str, *, shared: int = 0) -> Any:
-        """Return the kernel ``name``, allowed ``shared`` bytes of dynamic shared memory per block."""
+        """Return the kernel ``name``, allowed ``shared`` bytes of dynamic shared memory per block.
+
+        Raises BackendUnavailable if it was not compiled, or the device has less shared memory.
+        """
+        status, _ = driver.cuLibraryGetKernel(self._code.handle, name.encode())
+        if status == driver.CUresult.CUDA_ERROR_NOT_FOUND:
+            raise BackendUnavailable(
+                f"no kernel {name} among those that were compiled: a bundle holds those for the dtypes and head sizes "
+                "of its own models; build it again with this version"
+            )
         kernel = self._code.get_kernel(name)
         if shared:  # 48 KiB need no leave, but static shared memory counts towards them
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

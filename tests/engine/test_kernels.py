@@ -1,56 +1,86 @@
 """The CUDA kernels compile for every architecture without a GPU, and say what they need."""
 
 import re
+from itertools import groupby
 
 import pytest
 
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.plugins.kernels import compile as compiler
+from tandemrt.plugins.operators import HEAD_DIMS
 
-DTYPES = ("bf16", "fp16", "fp32")
-# Kernel: inputs, int32 scalars, outputs.
-PARAMETERS = {
-    "row_stats": (12, 3, 1),
-    "choose": (13, 3, 7),
-    "draft_law": (10, 1, 1),
+SUFFIXES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+LAST = compiler.ARCHITECTURES[-1]
+# The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
+ENTRIES = {
+    "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
+    "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
+    "verify": {
+        "row_stats": "12 u64, 3 u32, 1 u64",
+        "choose": "13 u64, 3 u32, 7 u64",
+        "draft_law": "10 u64, 1 u32, 1 u64",
+    },
 }
+APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 2 f32, 2 u64", "9 u64, 8 u32, 2 f32, 6 u64", "9 u64, 6 u32, 2 f32, 3 u64"
+SPILLED = {"verify": 32}  # bytes: a few around a rare call are no matter; arrays in local memory would be
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    return {c.file: c for c in compiler.compile_kernel("verify", compiler.ARCHITECTURES)}
+def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> dict[str, str]:
+    suffix = SUFFIXES[dtype]
+    if kernel != "attention":
+        return {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
+    entries = {f"append_{suffix}_{size}": APPEND for size in head_dims}
+    if dtype == "float32":
+        return entries | {f"attend_{suffix}_{size}": PLAIN for size in head_dims}
+    return entries | {f"attend_{suffix}_{size}_{rows}": ATTEND for size in head_dims for rows in (16, 32, 64)}
 
 
-def test_the_entry_points_have_the_parameters_that_launchers_pass(compiled):
-    """Pointers to inputs, then 32-bit scalars, then pointers to outputs: the order of ahead-of-time plugins."""
-    text = compiled["verify.ptx"].code.decode()
-    entries = re.findall(r"\.visible \.entry (\w+)\((.*?)\)", text, re.DOTALL)
-    found = {name: re.findall(r"\.param \.([us]\d+)", parameters) for name, parameters in entries}
-    expected = {
-        f"{name}_{dtype}": ["u64"] * inputs + ["u32"] * scalars + ["u64"] * outputs
-        for name, (inputs, scalars, outputs) in PARAMETERS.items()
-        for dtype in DTYPES
-    }
-    assert found == expected
+def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
+    """The entry points of PTX and their parameters: "12 u64, 3 u32, 1 u64"."""
+    entries = re.findall(r"\.visible \.entry (\w+)\((.*?)\)", ptx.code.decode(), re.DOTALL)
+    types = {name: re.findall(r"\.param \.([usf]\d+)", parameters) for name, parameters in entries}
+    return {n: ", ".join(f"{len([*run])} {kind}" for kind, run in groupby(found)) for n, found in types.items()}
 
 
-def test_kernels_keep_what_they_work_on_in_registers(compiled):
-    """A few bytes around a rare call are no matter; arrays in local memory would be."""
-    log = compiled["verify.sm_90.cubin"].log
-    spills = re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", log, re.DOTALL)
-    assert len(spills) == len(PARAMETERS) * len(DTYPES)
-    assert {name: size for name, size in spills if int(size) > 32} == {}
+@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
+@pytest.mark.parametrize("dtype", SUFFIXES)
+@pytest.mark.parametrize("kernel", compiler.kernel_names())
+def test_a_kernel_compiles_with_the_parameters_that_launchers_pass_and_works_in_registers(kernel, dtype, architecture):
+    cubin, ptx = compiler.compile_kernel(kernel, [architecture], dtypes=[dtype])
+    assert cubin.file == f"{kernel}.sm_{architecture.replace('.', '')}.cubin"
+    assert cubin.code.startswith(b"\x7fELF")
+    assert entries_of(ptx) == expected(kernel, dtype)
+    spills = re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", cubin.log, re.DOTALL)
+    assert {name for name, _ in spills} == set(expected(kernel, dtype))
+    assert {name: size for name, size in spills if int(size) > SPILLED.get(kernel, 0)} == {}
 
 
-def test_verification_compiles_for_every_architecture(compiled):
-    digits = [architecture.replace(".", "") for architecture in compiler.ARCHITECTURES]
-    assert set(compiled) == {*(f"verify.sm_{a}.cubin" for a in digits), "verify.ptx"}
-    assert all(c.code.startswith(b"\x7fELF") for file, c in compiled.items() if file.endswith(".cubin"))
+def test_what_is_not_asked_for_is_not_compiled_and_by_default_everything_is():
+    def entries(**wanted):
+        return set(entries_of(compiler.compile_kernel("swiglu", [LAST], **wanted)[-1]))
+
+    assert entries() == {"swiglu_bf16", "swiglu_fp16", "swiglu_fp32"}
+    assert entries(dtypes=["float32", "bfloat16"]) == {"swiglu_bf16", "swiglu_fp32"}
+    ptx = compiler.compile_kernel("attention", [LAST], dtypes=["float32"], head_dims=[64, 32])[-1]
+    assert entries_of(ptx) == expected("attention", "float32", (32, 64))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"dtypes": ["int8"]}, r"dtypes: there are kernels for bfloat16, float16, float32, got \['int8'\]"),
+        ({"head_dims": [80]}, r"head_dims: there are kernels for 32, 64, 128, got \[80\]"),
+    ],
+)
+def test_kernels_that_do_not_exist_are_refused(wanted, message):
+    with pytest.raises(ValueError, match=message):
+        compiler.compile_kernel("attention", [LAST], **wanted)
 
 
 def test_headers_are_found_by_name(tmp_path, monkeypatch):
     (tmp_path / "included.cu").write_text('#include "one.cuh"\nextern "C" __global__ void store(int* x) { *x = ONE; }')
-    (tmp_path / "one.cuh").write_text("#define ONE 1\n")
+    (tmp_path / "one.cuh").write_text('#include "two.cuh"\n#define ONE (TWO - 1)\n')
+    (tmp_path / "two.cuh").write_text("#define TWO 2\n")
     monkeypatch.setattr(compiler, "SOURCES", tmp_path)
     written = compiler.compile_kernels(["9.0"], tmp_path / "kernels")
     assert [path.name for path in written] == ["included.sm_90.cubin", "included.ptx"]

@@ -109,14 +109,18 @@ def test_a_manifest_reads_back_as_it_was_written(bundle: Bundle) -> None:
     assert json.loads(bundle.manifest.to_json())["engines"]["target"]["contract"] == bundle.contract("target").to_json()
 
 
+KERNELS = {"kernels/attention.ptx": "compute_80", "kernels/swiglu.ptx": "compute_80"}
+
+
 def paged_manifest(bundle: Bundle, pieces: int = 3, **changes: Any) -> dict[str, Any]:
-    """The manifest's data with a target of one layer in pieces, and a kernel; every piece is among the files."""
+    """The manifest's data with a target of one layer in pieces, and kernels; all of them are among the files."""
     data = bundle.manifest.model_dump(mode="json")
     files = [f"target/segment.{i:02}.onnx" for i in range(pieces)]
-    extra = dict.fromkeys((*files, "target/constants.onnx", "kernels/a.sm_90.cubin"), data["files"]["verify.onnx"])
+    kernels = dict.fromkeys(("kernels/attention.sm_90.cubin", "kernels/swiglu.sm_90.cubin"), "sm_90")
+    extra = dict.fromkeys((*files, "target/constants.onnx", *kernels), data["files"]["verify.onnx"])
     attention = {"heads": 4, "kv_heads": 2, "head_dim": 32, "scale": 0.2, "epsilon": 1e-6, "sliding_window": [0]}
     data["engines"]["target"]["segments"] = {"files": files, "constants": "target/constants.onnx", **attention}
-    data |= {"files": data["files"] | extra, "kernels": {"kernels/a.sm_90.cubin": "sm_90"}}
+    data |= {"files": data["files"] | extra, "kernels": kernels}
     return data | changes
 
 
@@ -130,7 +134,9 @@ def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle:
     ("changes", "message"),
     [
         ({"pieces": 4}, "segments.files must be two for each layer of sliding_window and one; got 4 for 1"),
-        ({"kernels": {"kernels/b.ptx": "compute_80"}}, "kernels must be among files; got 'kernels/b.ptx'"),
+        ({"kernels": KERNELS}, "kernels must be among files; got 'kernels/attention.ptx'"),
+        ({"kernels": {}}, "kernels must hold attention and swiglu for engines with segments; got none"),
+        ({"kernels": {"kernels/verify.ptx": "compute_80"}}, "attention and swiglu .*; got verify"),
         ({"kernels": {"verify.onnx": "hopper"}}, "should match pattern"),
         (
             {

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.gpus import covers, target_of
+from tandemrt.engines.gpus import architectures_for, covers, target_of
+
+KNOWN = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 
 capabilities = st.tuples(st.integers(5, 15), st.integers(0, 9))
 
@@ -36,3 +38,28 @@ def test_a_capability_and_all_later_ones(oldest, capability) -> None:
 )
 def test_targets_as_manifests_write_them(target: str, capability: tuple[int, int], expected: bool) -> None:
     assert covers(target, capability) is expected
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("sm_90", ("9.0",)),
+        ("sm_86+sm_120+sm_121", ("8.6", "12.0")),
+        ("sm_75+sm_80", ("8.0",)),
+        ("sm_75", ()),
+        ("sm_87+sm_103+sm_110", ("8.6", "10.0")),
+        ("sm_86-up", ("8.6", "8.9", "9.0", "10.0", "12.0")),
+        ("sm_80-up", KNOWN),
+        ("cpu", ()),
+    ],
+)
+def test_kernels_for_the_gpus_of_a_target(target: str, expected: tuple[str, ...]) -> None:
+    assert architectures_for(target, KNOWN) == expected
+
+
+@given(st.lists(capabilities, min_size=1, unique=True), st.booleans())
+def test_every_gpu_of_a_target_gets_the_latest_kernels_that_it_can_run(named, and_later) -> None:
+    chosen = architectures_for(target_of(list(map(written, named)), and_later=and_later), KNOWN)
+    for capability in named:
+        runnable = [known for known in KNOWN if tuple(map(int, known.split("."))) <= capability]
+        assert not runnable or runnable[-1] in chosen
