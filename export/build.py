@@ -54,6 +54,7 @@ def build(
     """
     out = out.resolve()
     check_destination(out, recipe.name, force=force)
+    compiling.require_use(recipe)
     clock = _Clock(progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)

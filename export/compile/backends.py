@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandemrt.engines.errors import InternalError
+from tandemrt.engines.errors import BadRecipe, InternalError
 from tandemrt.engines.manifest import Engine
 from tandemrt.engines.recipe import Recipe
 from tandemrt.engines.recipe_tensorrt import TensorRt, TensorRtRtx
@@ -37,6 +37,12 @@ class CompileOptions:
 
     timing_cache: Path | None = None
     progress: Progress | None = None
+
+    def require_use(self, recipe: Recipe) -> None:
+        """Raise BadRecipe for an option that the recipe's backend would ignore."""
+        if self.timing_cache is not None and not isinstance(recipe.backend, TensorRt):
+            rule = "--timing-cache needs backend.name 'tensorrt'"
+            raise BadRecipe(f"{rule}; got {recipe.backend.name!r}, which measures nothing while it builds. Drop it")
 
 
 DEFAULTS = CompileOptions()

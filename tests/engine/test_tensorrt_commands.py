@@ -53,6 +53,11 @@ def test_a_recipe_for_a_cpu_builds_for_rtx_gpus_when_asked_to(run) -> None:
             "backend.name: must be one of 'onnxruntime-cpu', ",
         ),
         (("--dtype", "int8"), "target.dtype: must be 'float32', 'float16' or 'bfloat16'; got 'int8'"),
+        (("--timing-cache", "timings"), "--timing-cache needs backend.name 'tensorrt'; got 'onnxruntime-cpu'"),
+        (
+            ("--backend", "tensorrt-rtx", "--dtype", "float16", "--timing-cache", "timings"),
+            "--timing-cache needs backend.name 'tensorrt'; got 'tensorrt-rtx'",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_built(run, folder: Path, options, message) -> None:
