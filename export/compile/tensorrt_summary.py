@@ -5,14 +5,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.digest import file_digest
 from tandemrt.export.compile.tensorrt_inspect import file_of
 
 
 def summaries(bundle: Bundle) -> Iterator[tuple[str, dict[str, str]]]:
-    """One title and table for each engine that was inspected when it was built."""
+    """One title and table for each engine that was inspected when it was built.
+
+    A report that is not as it was built says nothing of its engine and is left out; ``Bundle.problems`` names it.
+    """
     for name in bundle.manifest.engines:
         file = file_of(bundle.path(name))
-        if file.is_file():
+        expected = bundle.manifest.files.get(file.relative_to(bundle.folder).as_posix())
+        if expected and file.is_file() and file_digest(file) == expected.sha256:
             yield f"{name}: TensorRT engine", _rows(json.loads(file.read_text(encoding="utf-8")))
 
 

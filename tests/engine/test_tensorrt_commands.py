@@ -44,6 +44,16 @@ def test_a_recipe_for_a_cpu_builds_for_rtx_gpus_when_asked_to(run) -> None:
     assert "everything holds" in out
 
 
+def test_a_damaged_report_of_an_engine_is_named_and_hides_nothing_else(run, folder: Path) -> None:
+    assert run("export", "build", "tiny.toml", "--out", "d", "--backend", "tensorrt-rtx", "--dtype", "float16")[0] == 0
+    (folder / "d/target/model.inspect.json").write_text("{")
+    code, out, err = run("export", "inspect", "d")
+    assert (code, err) == (1, "")
+    assert "target/model.inspect.json must have" in out
+    assert "profile prefill" not in out
+    assert "1 problem(s)" in out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
