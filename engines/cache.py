@@ -17,15 +17,20 @@ def cache_folder() -> Path:
 
 
 def write_cache(file: Path, data: bytes) -> None:
-    """Write ``file``, which is whole at any time, also for other processes. Does nothing where that is impossible."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
+    """Write ``file`` as :func:`write_file` does, or do nothing where that is impossible."""
     with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_bytes(data)
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_file(file, data)
+
+
+def write_file(file: Path, data: bytes) -> None:
+    """Write ``file``, which is whole at any time, also for other processes. Raises OSError."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        partial.write_bytes(data)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def trim_cache(folder: Path, nbytes: int) -> None:

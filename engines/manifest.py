@@ -206,9 +206,9 @@ class Manifest(Record):
             pieces = (engine.segments.constants, *engine.segments.files) if engine.segments else ()
             if missing := [file for file in pieces if file not in self.files]:
                 raise refuse(f"engines.{name}.segments must be among files; got {missing[0]!r}")
-        names = {PurePosixPath(file).name.partition(".")[0] for file in self.kernels}
-        if any(engine.segments for engine in self.engines.values()) and not {"attention", "swiglu"} <= names:
-            has = ", ".join(sorted(names)) or "none"
+        compiled = {PurePosixPath(file).name.partition(".")[0] for file in self.kernels}
+        if any(engine.segments for engine in self.engines.values()) and not {"attention", "swiglu"} <= compiled:
+            has = ", ".join(sorted(compiled)) or "none"
             raise refuse(f"kernels must hold attention and swiglu for engines with segments; got {has}")
         if missing := [file for file in self.kernels if file not in self.files]:
             raise refuse(f"kernels must be among files; got {missing[0]!r}")

@@ -6,6 +6,7 @@ TensorScatter into layers of its own; what it made lies beside the engine as ``N
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def build_engine(
     if plan is None:
         raise BackendUnavailable(f"{compiler} cannot compile {onnx_path}: {log.said()}")
     if timings:
-        save_timings(config, timings)
+        with nullcontext() if timing_cache else suppress(OSError):  # nobody asked for the one in the user's folder
+            save_timings(config, timings)
     _write(engine_path, plan)
     layers = count_layers(network)
     inspection = inspector.write(

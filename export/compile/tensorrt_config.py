@@ -1,12 +1,12 @@
 """The builder's configuration from a recipe's backend section: what TensorRT and TensorRT-RTX differ in."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tandemrt.engines.cache import cache_folder, write_file
 from tandemrt.engines.errors import BackendUnavailable, BadRecipe
 from tandemrt.engines.gpus import target_of
 from tandemrt.engines.recipe_tensorrt import TensorRt, TensorRtRtx
@@ -46,9 +46,8 @@ def gpu() -> tuple[int, int]:
 
 def timing_cache_file(trt: Any) -> Path:
     """Where timings are kept when nobody says: the user's cache folder, one file per release and kind of GPU."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandemrt"
     gpu_name = torch.cuda.get_device_name().replace(" ", "-")
-    return folder / f"tensorrt-{trt.__version__}-{gpu_name}.timing"
+    return cache_folder() / f"tensorrt-{trt.__version__}-{gpu_name}.timing"
 
 
 def load_timings(config: Any, file: Path) -> None:
@@ -59,11 +58,8 @@ def load_timings(config: Any, file: Path) -> None:
 
 
 def save_timings(config: Any, file: Path) -> None:
-    """Keep what the builder has timed for the next build."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    partial.write_bytes(config.get_timing_cache().serialize())
-    partial.replace(file)
+    """Keep what the builder has timed for the next build. Raises OSError if ``file`` cannot be written."""
+    write_file(file, bytes(config.get_timing_cache().serialize()))
 
 
 def _name_gpus(trt: Any, config: Any, capabilities: Sequence[str]) -> None:

@@ -1,9 +1,10 @@
 """What TensorRT-RTX adds at run time: kernels compiled for the GPU it finds, and kept for the next start."""
 
-import os
 import weakref
 from pathlib import Path
 from typing import Any
+
+from tandemrt.engines.cache import cache_folder, write_cache
 
 
 class Jit:
@@ -45,13 +46,9 @@ class Jit:
 
 def kernel_cache_file(key: str, version: str) -> Path:
     """Where the compiled kernels of an engine are kept; ``key`` is its sha256."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandemrt"
-    return folder / f"tensorrt-rtx-{version}-{key[:16]}.kernels"
+    return cache_folder() / f"tensorrt-rtx-{version}-{key[:16]}.kernels"
 
 
 def save(kernels: Any, file: Path) -> None:
     """Write a runtime cache to ``file``, which is whole at any time."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    partial.write_bytes(kernels.serialize())
-    partial.replace(file)
+    write_cache(file, bytes(kernels.serialize()))

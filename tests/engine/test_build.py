@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tandemrt.export.compile.backends import compile_graph
 from tandemrt.export.graphs import graphs, open_models
 from tandemrt.export.provenance import source_state
 from tandemrt.plugins.kernels.compile import kernel_names
+from tandemrt.plugins.kernels.nvrtc import compile_program
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 
 ENGINES = ["target", "draft", "adjust", "verify", "verify_probs", "propose", "propose_probs"]
@@ -175,6 +177,7 @@ def test_a_cuda_bundle_with_linear_caches_is_whole_graphs_and_builds_without_a_g
     assert {engine.segments for engine in manifest.engines.values()} == {None}
     assert manifest.engines["verify"].contract["logits"].dtype == "bfloat16"
     assert manifest.limits.cache_blocks is None
+    assert manifest.kernels == kernels_of("adjust", "verify", sm=["90"]), "attention and swiglu stand between pieces"
 
 
 @pytest.fixture(scope="module")
@@ -198,10 +201,17 @@ def test_a_cuda_bundle_holds_its_decoders_in_pieces_and_its_kernels(paged: Path)
         assert (cut_up.scale, cut_up.epsilon) == (pytest.approx(32**-0.5), pytest.approx(1e-6))
         assert "block_table" in {binding.name for binding in bundle.contract(name).inputs}
     assert bundle.limits.cache_blocks == 5  # of 64 tokens
+    assert bundle.manifest.kernels == kernels_of(*kernel_names(), sm=["90"])
     for kernel in kernel_names():
-        assert bundle.manifest.kernels[f"kernels/{kernel}.sm_90.cubin"] == "sm_90"
-        assert bundle.manifest.kernels[f"kernels/{kernel}.ptx"] == "compute_90"
         assert (bundle.kernels_dir / f"{kernel}.sm_90.cubin").read_bytes()[:4] == b"\x7fELF"
+    entries = re.findall(r"\.entry (\w+)", (bundle.kernels_dir / "attention.ptx").read_text())
+    assert set(entries) == {"append_fp32_32", "attend_fp32_32"}, "the models' dtype and head size, and no other"
+
+
+def kernels_of(*names: str, sm: list[str]) -> dict[str, str]:
+    """What a manifest says of kernels for architectures "90", …, the lowest first."""
+    cubins = {f"kernels/{name}.sm_{a}.cubin": f"sm_{a}" for name in names for a in sm}
+    return cubins | {f"kernels/{name}.ptx": f"compute_{sm[0]}" for name in names}
 
 
 def test_the_whole_graph_of_a_cuda_bundle_computes_the_same_on_a_cpu(paged: Path) -> None:
@@ -230,6 +240,7 @@ def test_a_head_size_without_a_kernel_is_refused(copy: Path) -> None:
 def test_kernels_without_a_compiler_are_refused_with_what_to_install(
     paged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compile_program.cache_clear()
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     wanted = recipe(paged.parent, backend='name = "onnxruntime-cuda"\narchitectures = ["9.0"]')
     with pytest.raises(BackendUnavailable, match=r"NVRTC is not installed .*pip install 'tandemrt\[kernels\]'"):
@@ -241,14 +252,18 @@ def test_a_tensorrt_rtx_bundle_holds_engines_beside_their_graphs(tmp_path: Path)
     pytest.importorskip("tensorrt_rtx_bindings")
     tiny_checkpoint(tmp_path / "target", head_dim=32)
     tiny_checkpoint(tmp_path / "draft", head_dim=32, layers=1, seed=1)
-    backend = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.6", "12.0"]'
+    backend = 'name = "tensorrt-rtx"\ncompute_capabilities = ["7.5", "8.6", "12.0", "12.1"]'
     report = build(recipe(tmp_path, dtype="float16", backend=backend), tmp_path / "out")
     bundle = Bundle.open(report.folder, verify=True)
     for name in ("target", "draft"):
         engine = bundle.engine(name)
-        assert (engine.file, engine.target) == (f"{name}/model.engine", "sm_86+sm_120")
+        assert (engine.file, engine.target) == (f"{name}/model.engine", "sm_75+sm_86+sm_120+sm_121")
         assert {f"{name}/model.onnx", f"{name}/model.safetensors"} <= set(bundle.manifest.files)
-    assert bundle.engine("verify").backend == "onnxruntime-cuda", "the GPU that runs the engines verifies as well"
+    for name in ("verify", "propose"):
+        assert bundle.engine(name).backend == "onnxruntime-cuda", "for GPUs older than the kernels"
+    assert bundle.manifest.kernels == kernels_of("adjust", "verify", sm=["86", "120"])
+    entries = re.findall(r"\.entry (\w+)", (bundle.kernels_dir / "verify.ptx").read_text())
+    assert set(entries) == {"row_stats_fp16", "choose_fp16", "draft_law_fp16"}
 
 
 def test_a_draft_with_logits_of_another_width_is_refused(copy: Path) -> None:

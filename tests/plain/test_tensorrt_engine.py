@@ -28,7 +28,7 @@ class Log:
 def state(monkeypatch, tmp_path):
     """The device as torch describes it, and what TensorRT has said."""
     state = SimpleNamespace(capturing=False, free=1 << 20, log=Log())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TANDEMRT_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: SimpleNamespace(cuda_stream=7))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (state.free, 1 << 30))
