@@ -19,16 +19,17 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._no_room = False  # the last time that requests were to join, one of them found no room
 
     def submit(self, request: Request, *, block: bool) -> None:
         """Queue ``request``. With the queue full: wait for room if ``block``, else raise QueueFull.
 
-        Requests that free slots can take in the next round do not count as waiting.
+        Requests that free slots can take in the next round do not count as waiting; none can while one finds no room.
 
         Raises InternalError once the scheduler is closed, also for those who wait for room.
         """
         with self._changed:
-            while self._closed or len(self._waiting) - (self._count - len(self._slots)) >= self.queue_limit:
+            while self._closed or len(self._waiting) - self._joining() >= self.queue_limit:
                 if self._closed:
                     raise InternalError("this runtime was closed; open the bundle again")
                 if not block:
@@ -57,10 +58,12 @@ class Scheduler:
         with self._changed:
             free = [slot for slot in range(self._count) if slot not in self._slots]
             ready = [r for r in self._waiting if r.pending_rules.done() and not r.pending_rules.exception()]
+            self._no_room = False
             self._changed.notify_all()
             for slot, request in zip(free, ready, strict=False):
                 try:
                     if not reserve(slot, request):
+                        self._no_room = True
                         break
                 except Exception:
                     self._seat(slot, request)
@@ -121,6 +124,9 @@ class Scheduler:
                 deadlines = [r.deadline for r in self._waiting if r.deadline is not None]
                 self._changed.wait(min(min(deadlines) - now, threading.TIMEOUT_MAX) if deadlines else None)
             return True
+
+    def _joining(self) -> int:
+        return 0 if self._no_room else self._count - len(self._slots)
 
     def _seat(self, slot: int, request: Request) -> None:
         self._waiting.remove(request)

@@ -32,6 +32,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.compiling: list[Future[Rules]] = []
         self.closed = False
         self.cancelled: set[Request] = set()
+        self.short = False  # of room: the last time that anybody was to join, somebody found none
 
     @rule(compiling=st.booleans())
     def submit(self, compiling: bool) -> None:
@@ -40,7 +41,7 @@ class SchedulerModel(RuleBasedStateMachine):
         if self.closed:
             with pytest.raises(InternalError, match="closed"):
                 self.scheduler.submit(request, block=True)
-        elif len(self.queue) - (SLOTS - len(self.running)) >= LIMIT:  # free slots make room
+        elif len(self.queue) - (0 if self.short else SLOTS - len(self.running)) >= LIMIT:  # free slots make room
             with pytest.raises(QueueFull):
                 self.scheduler.submit(request, block=False)
         else:
@@ -86,6 +87,7 @@ class SchedulerModel(RuleBasedStateMachine):
         assert [request for _, request in asked[:room]] == joined
         self.queue = [r for r in self.queue if r not in joined]
         self.running += joined
+        self.short = len(asked) > room
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -156,6 +158,16 @@ def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> N
     scheduler.close()
     with pytest.raises(InternalError, match="closed"):
         second.result(5)
+
+
+def test_slots_that_nobody_fits_into_make_no_room_in_the_queue() -> None:
+    scheduler = Scheduler(4, 1)
+    scheduler.submit(make_request(), block=False)
+    assert scheduler.admit(lambda slot, request: False) == []  # noqa: ARG005
+    with pytest.raises(QueueFull):
+        scheduler.submit(make_request(), block=False)
+    [_] = scheduler.admit(everyone)
+    scheduler.submit(make_request(), block=False)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 1e9, 1e300])
