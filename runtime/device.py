@@ -10,8 +10,8 @@ import torch
 class Clock:
     """The order of work on one device: marks in it, and waits for them.
 
-    Copies to and from the host travel on a stream of their own, beside the work. On a CPU work is done when it
-    returns, so a wait costs nothing but is counted.
+    What a round sends to the host and back travels on a stream of its own, beside the work; ``upload`` stays in the
+    order of the work. On a CPU work is done when it returns, so a wait costs nothing but is counted.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -9,7 +9,8 @@ class Windows:
     """The window of a round with ``live`` requests.
 
     ``rule`` is a number, or {requests: window}: each entry holds from its number of requests on, up to the next.
-    None takes ``limit``, the bundle's window. Speculation changes no text, so neither does this.
+    None takes ``limit``, the bundle's window. Under the coupled rule the window changes no text, under the rejection
+    rule no law, though a table then makes a text depend on how many others run.
 
     Raises BadRequest for a window outside 0..limit, or a table that says nothing about one request.
     """
