@@ -62,7 +62,9 @@ def _open(engine: Path, trt: Any, target: str) -> tuple[Any, str | None]:
         return None, f"built for {target}; the GPU here is {name_of(capability)}"
     log = logger(trt)
     log.forget()
-    opened = trt.Runtime(log).deserialize_cuda_engine(engine.read_bytes())
+    runtime = trt.Runtime(log)
+    runtime.engine_host_code_allowed = True  # it was built here a moment ago
+    opened = runtime.deserialize_cuda_engine(engine.read_bytes())
     return opened, None if opened else log.said()
 
 

@@ -52,6 +52,8 @@ def deserialise(trt: Any, name: EngineName, entry: Entry, file: Path) -> Any:
         # TensorRT gives an empty object all the same, which crashes the process when it is used and when it is freed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(runtime))
         raise BackendUnavailable(f"engine {name!r}: {entry.backend} {trt.__version__} cannot start: {log.said()}")
+    # A version-compatible engine brings the runtime of its own release along, as code to be loaded and run.
+    runtime.engine_host_code_allowed = entry.backend == "tensorrt"
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         engine = runtime.deserialize_cuda_engine(data)
         if engine is not None:

@@ -126,6 +126,21 @@ class Context:
         return np.frombuffer((ctypes.c_char * size).from_address(self.addresses[name]), dtype).reshape(shape)
 
 
+class Runtime:
+    """Opens an engine that was built to open in later releases: it holds code of its release, to be run here."""
+
+    engine_host_code_allowed = False
+
+    def __init__(self, log):
+        self.log = log
+
+    def deserialize_cuda_engine(self, data):
+        if self.engine_host_code_allowed:
+            return bytes(data)
+        self.log.errors.append("the engine holds code that may not be run")
+        return None
+
+
 class RuntimeConfig:
     """What TensorRT-RTX is told about its contexts."""
 

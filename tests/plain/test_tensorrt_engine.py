@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from tandemrt.engines.errors import BackendUnavailable, BadBundle, InternalError
+from tandemrt.engines.manifest import Engine as Entry
 from tandemrt.runtime.backends import tensorrt as backend
-from tandemrt.runtime.backends.tensorrt_open import require_bindings
-from tests.plain.stand_in_tensorrt import CAPACITY, CONTRACT, MEMORY, RTX, TENSORRT, VOCAB, Engine
+from tandemrt.runtime.backends import tensorrt_open
+from tandemrt.runtime.backends.tensorrt_open import deserialise, require_bindings
+from tests.plain.stand_in_tensorrt import CAPACITY, CONTRACT, MEMORY, RTX, TENSORRT, VOCAB, Engine, Runtime
 
 CPU = torch.device("cpu")
 
@@ -153,3 +155,14 @@ def test_tensorrt_rtx_replays_graphs_of_its_own_where_the_runtime_cannot_capture
     del engine
     (file,) = tmp_path.rglob("*.kernels")
     assert file.read_bytes() == b"kernels", "what was compiled is kept for the next start"
+
+
+def test_only_an_engine_of_tensorrt_may_hold_code_that_opens_it_in_later_releases(state, monkeypatch, tmp_path):
+    monkeypatch.setattr(tensorrt_open, "logger", lambda _: state.log)
+    file = tmp_path / "model.engine"
+    file.write_bytes(b"plan")
+    module = SimpleNamespace(__version__="1", Runtime=Runtime)
+    entry = Entry(file=file.name, backend="tensorrt", target="sm_90", dtype="float16", contract=CONTRACT)
+    assert deserialise(module, "target", entry, file) == b"plan"
+    with pytest.raises(BackendUnavailable, match=r"cannot open model\.engine, .* holds code that may not be run"):
+        deserialise(module, "target", entry.model_copy(update={"backend": "tensorrt-rtx"}), file)

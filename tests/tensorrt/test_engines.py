@@ -52,6 +52,7 @@ def test_the_api_that_building_and_running_use_is_there() -> None:
             "get_tensor_location",
             "get_tensor_profile_shape",
         ),
+        trt.Runtime: ("deserialize_cuda_engine", "engine_host_code_allowed"),
         trt.IExecutionContext: (
             "execute_async_v3",
             "set_device_memory",
