@@ -12,6 +12,7 @@ from tandemrt.engines.manifest import EngineName, Provenance
 # The packages that decide the bytes of a bundle; those that are not installed had no part in it.
 PACKAGES = (
     "numpy",
+    "nvidia-cuda-nvrtc",
     "onnx",
     "onnx-ir",
     "onnxruntime",
