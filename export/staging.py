@@ -14,8 +14,11 @@ from tandemrt.engines.manifest import FILE_NAME, Manifest
 def check_destination(out: Path, name: str, *, force: bool) -> None:
     """Raise BadBundle unless ``out`` is free, an empty folder, or a bundle built under the same name.
 
+    A place inside another bundle is never free: that one would hold files that its manifest does not name.
     ``force`` also gives up a bundle of another name, or one whose manifest cannot be read, and nothing else ever.
     """
+    if around := next((folder for folder in out.resolve().parents if (folder / FILE_NAME).is_file()), None):
+        raise BadBundle(f"out must not be inside a bundle; {around} is one. Choose another place with --out")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out / FILE_NAME).is_file():

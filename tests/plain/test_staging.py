@@ -94,6 +94,13 @@ def test_anything_that_is_not_a_bundle_is_never_given_up(tmp_path: Path, force: 
             check_destination(tmp_path / place_name, "sample", force=force)
 
 
+@pytest.mark.parametrize("inside", ["bundle/target", "bundle/new/one"])
+def test_a_place_inside_another_bundle_is_refused(tmp_path: Path, inside: str) -> None:
+    write_bundle(tmp_path / "bundle")
+    with pytest.raises(BadBundle, match=r"out must not be inside a bundle; .*/bundle is one\. Choose another place"):
+        check_destination(tmp_path / inside, "sample", force=True)
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadBundle, match=r"out must be in a folder that can be written; .*/file: Not a directory"):
