@@ -53,6 +53,11 @@ class Admission:
             raise BadRequest(
                 f"window: this runtime drafts at most {self._window} tokens per round, received {params.window}"
             )
+        beyond = [token for token in params.logit_bias or () if token >= self._bundle.valid_tokens]
+        if beyond:
+            raise BadRequest(
+                f"logit_bias: token ids must be in 0..{self._bundle.valid_tokens - 1}, received {beyond[0]}"
+            )
         max_tokens = room if params.max_tokens is None else params.max_tokens
         needed = len(ids) + max_tokens + self._window + 1
         if self._cache_tokens is not None and needed > self._cache_tokens:

@@ -34,9 +34,11 @@ class Penalties:
         self._bias = np.zeros(64, np.float32)
         if self.repetition != 1:
             for token in prompt:
-                self._columns[2, self._column(token)] = 1
+                place = self._column(token)
+                self._columns[2, place] = 1
         for token, bias in (params.logit_bias or {}).items():
-            self._bias[self._column(token)] = bias
+            place = self._column(token)
+            self._bias[place] = bias
 
     @classmethod
     def of(cls, prompt: Sequence[int], params: SamplingParams) -> "Penalties | None":
@@ -52,7 +54,8 @@ class Penalties:
         """
         if self._counting:
             for token in text[self._counted :]:
-                self._columns[1, self._column(token)] += 1
+                place = self._column(token)
+                self._columns[1, place] += 1
             self._counted = len(text)
             fresh = [token for token in dict.fromkeys(draft) if token not in self._place]
         else:
@@ -63,7 +66,7 @@ class Penalties:
         self._columns[0, known:count] = fresh
         return Listed(self._columns[:, :count], self._bias[:count])
 
-    def _column(self, token: int) -> int:
+    def _column(self, token: int) -> int:  # may give the columns other memory
         place = self._place.get(token)
         if place is None:
             place = self._place[token] = len(self._place)

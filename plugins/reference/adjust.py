@@ -31,39 +31,25 @@ def adjust_logits(
     within the finite numbers of the dtype of the logits and rounded to it, so that all that comes after, on whatever
     device, sees the same value. Logits that are not finite stay as they are.
     """
-    adjusted = logits.copy()
     largest = np.float32(ml_dtypes.finfo(logits.dtype).max)  # type: ignore[no-untyped-call]
-    draft, tokens, bias = np.asarray(draft_tokens), np.asarray(entry_tokens), np.asarray(entry_bias, np.float32)
-    in_prompt, penalties = np.asarray(entry_in_prompt), np.asarray([presence, frequency, repetition], np.float32)
-    batch, rows, _ = logits.shape
-    for item in range(batch):
-        length = int(np.asarray(entry_len)[item])
-        listed, counts = tokens[item, :length], np.asarray(entry_counts)[item, :length]
-        for row in range(rows):
-            count = counts + (draft[item, :row, None] == listed).sum(axis=0)
-            old = adjusted[item, row, listed]
-            with np.errstate(invalid="ignore", over="ignore"):
-                new = _penalised(
-                    old.astype(np.float32) + bias[item, :length],
-                    count.astype(np.float32),
-                    in_prompt[item, :length] > 0,
-                    *penalties[:, item],
-                )
-                kept = np.clip(new, -largest, largest).astype(logits.dtype)
-            adjusted[item, row, listed] = np.where(np.isfinite(old), kept, old)
+    columns = np.arange(np.shape(entry_tokens)[1])
+    item, column = np.nonzero(columns < np.asarray(entry_len)[:, None])  # one each for every entry
+    token, bias = np.asarray(entry_tokens)[item, column], np.asarray(entry_bias, np.float32)[item, column]
+    in_prompt = np.asarray(entry_in_prompt)[item, column, None] > 0
+    presence, frequency, repetition = (
+        np.asarray(penalty, np.float32)[item, None] for penalty in (presence, frequency, repetition)
+    )
+    drafted = np.asarray(draft_tokens)[item] == token[:, None]
+    before = np.pad(np.cumsum(drafted, axis=1), ((0, 0), (1, 0)))
+    count = (np.asarray(entry_counts)[item, column, None] + before).astype(np.float32)  # [entries, rows]
+
+    old = logits[item, :, token]
+    with np.errstate(invalid="ignore", over="ignore"):
+        values = old.astype(np.float32) + bias[:, None]
+        repeated = np.where(values > 0, values / repetition, values * repetition)
+        values = np.where((count > 0) | in_prompt, repeated, values)
+        values = values - (frequency * count + presence * (count > 0))
+        kept = np.clip(values, -largest, largest).astype(logits.dtype)
+    adjusted = logits.copy()
+    adjusted[item, :, token] = np.where(np.isfinite(old), kept, old)
     return adjusted
-
-
-def _penalised(
-    values: npt.NDArray,
-    count: npt.NDArray,
-    in_prompt: npt.NDArray,
-    presence: np.float32,
-    frequency: np.float32,
-    repetition: np.float32,
-) -> npt.NDArray:
-    used = count > 0
-    repeated = np.where(values > 0, values / repetition, values * repetition)
-    values = np.where(used | in_prompt, repeated, values)
-    taken: npt.NDArray = values - (frequency * count + presence * used)
-    return taken

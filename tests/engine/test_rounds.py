@@ -453,6 +453,7 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> 
         ("long", {"max_tokens": 93}, "max_tokens: prompt .4. and output must fit the engine's length 96"),
         ("wide", {"window": 9}, "window: this runtime drafts at most 8 tokens per round, received 9"),
         ("ban", {"banned_token_ids": [4000]}, "banned: token ids must be in"),
+        ("bias", {"logit_bias": {3: 1, 4000: 1}}, r"logit_bias: token ids must be in 0..\d+, received 4000"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_before_anything_runs(

@@ -5,6 +5,7 @@ of different seeds. The seeds are fixed, so a result never changes: a fair progr
 and every trap below lies far outside.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -30,12 +31,40 @@ def misfit(language, *, rule, window, length=None, **changes):
     return surprise(np.bincount(language.index(outcome.text), minlength=law_of_text.size), law_of_text)
 
 
+PENALTIES = {"bias": np.float32([0.5, 0, -0.7, 0, 0, 1]), "presence": 0.4, "frequency": 0.8, "repetition": 1.5}
+
+
+def penalised_language():
+    return replace(filtered_language(), penalties=PENALTIES)
+
+
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize("make", [open_language, filtered_language], ids=["open", "masked and filtered"])
 def test_the_text_has_the_law_of_the_target(make, rule, window):
     """Regressions S4, S7 and S9: mask, temperature and filters at every row; laws that depend on the prefix."""
     assert misfit(make(), rule=rule, window=window) < FAIR
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_the_text_has_the_law_of_the_penalised_target(rule, window):
+    """What a penalty counts differs from row to row and from request to request; the drafts know nothing of it."""
+    assert misfit(penalised_language(), rule=rule, window=window, length=3) < FAIR
+
+
+def test_penalties_that_forget_the_drafts_of_their_window_are_found_out(monkeypatch):
+    """Control: every row penalised by what stands before the window."""
+    penalised = Language.penalised
+
+    def forgetful(self, logits, text, draft):
+        return penalised(self, logits, text, np.full_like(draft, -1))
+
+    language = penalised_language()
+    expected = language.exact_law(3)
+    monkeypatch.setattr(Language, "penalised", forgetful)
+    text = speculate(language, rule="rejection", window=2, length=3, requests=REQUESTS).text
+    assert surprise(np.bincount(language.index(text), minlength=expected.size), expected) > BIASED
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
+from tandemrt.plugins.reference import adjust_logits, sample_draft, token_bitmask, verify_draft
 
 # (logits [requests, vocab], request arguments) -> tokens [requests], laws [requests, vocab] or None for one-hot
 Drafter = Callable[[np.ndarray, dict], tuple[np.ndarray, np.ndarray | None]]
@@ -29,6 +29,7 @@ class Language:
     draft: np.ndarray
     mask: np.ndarray  # int32 [vocab, vocab, 1]
     filters: dict = field(default_factory=dict)
+    penalties: dict = field(default_factory=dict)  # arguments of ``penalised``, which the target's logits go through
 
     @classmethod
     def random(cls, vocab: int, *, masked: bool, seed: int = 0, **filters: float) -> "Language":
@@ -58,16 +59,37 @@ class Language:
         scores = MinPLogitsWarper(request["min_p"])(None, scores) if request["min_p"] else scores
         return scores.softmax(-1).numpy().reshape(logits.shape)
 
+    def penalised(self, logits: np.ndarray, text: np.ndarray, draft: np.ndarray) -> np.ndarray:
+        """``logits`` [requests, rows, vocab] behind outputs ``text`` [requests, tokens] (-1: none) and ``draft``."""
+        if not self.penalties:
+            return logits
+        requests, shape = len(logits), (len(logits), self.vocab)
+        return adjust_logits(
+            logits,
+            draft,
+            entry_tokens=np.broadcast_to(np.arange(self.vocab), shape),
+            entry_counts=(text[..., None] == np.arange(self.vocab)).sum(axis=1),
+            entry_in_prompt=np.broadcast_to(np.arange(self.vocab) == 0, shape),  # the prompt is 0, 0
+            entry_bias=np.broadcast_to(self.penalties["bias"], shape),
+            entry_len=np.full(requests, self.vocab),
+            **{name: np.full(requests, self.penalties[name]) for name in ("presence", "frequency", "repetition")},
+        )
+
     def target_laws(self) -> np.ndarray:
         return self.laws(token_bitmask(self.target, self.mask))
 
     def exact_law(self, length: int) -> np.ndarray:
         """The probability of every sequence of ``length`` tokens, in the order of ``index``."""
-        laws, result = self.target_laws(), []
-        for sequence in product(range(self.vocab), repeat=length):
-            context = (0, 0, *sequence)
-            result.append(np.prod([laws[context[i : i + 3]] for i in range(length)]))
-        return np.array(result)
+        sequences = np.array(list(product(range(self.vocab), repeat=length)))
+        context = np.pad(sequences, ((0, 0), (2, 0)))
+        result = np.ones(len(sequences))
+        for i in range(length):
+            states = context[:, i], context[:, i + 1]
+            none = np.zeros((len(sequences), 0), np.int64)
+            logits = self.penalised(self.target[states][:, None], sequences[:, :i], none)[:, 0]
+            laws = self.laws(token_bitmask(logits, self.mask[states]))
+            result *= laws[np.arange(len(sequences)), sequences[:, i]]
+        return result
 
     def index(self, text: np.ndarray) -> np.ndarray:
         return text @ self.vocab ** np.arange(text.shape[1])[::-1]
@@ -112,8 +134,9 @@ def speculate(
             probs[:, i] = 0 if laws is None else laws
         states = recent[:, :-1], recent[:, 1:]
         mask = language.mask[states]
-        logits = token_bitmask(language.target[states], mask)
         draft = recent[:, 2:]
+        output = np.where(np.arange(text.shape[1]) < start[:, None], text[running], -1)[:, 2:]
+        logits = token_bitmask(language.penalised(language.target[states], output, draft), mask)
         allowed = np.isfinite(np.take_along_axis(logits[:, :window], draft[..., None], axis=-1))[..., 0]
         draft_len = usable(allowed) if usable else np.full(running.size, window)
         tokens, count = verify_draft(logits, draft, draft_len, **request, position=start, draft_probs=probs)

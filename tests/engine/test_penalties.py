@@ -1,0 +1,145 @@
+"""Penalties and biases from end to end: the text of plain decoding, whatever is drafted, and that of transformers."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
+
+from tandemrt import LLM, RequestOutput, SamplingParams
+from tests.engine.test_invisible import REQUESTS as UNADJUSTED
+from tests.engine.test_invisible import SCHEMA, outputs, told
+
+LOUD = dict.fromkeys(range(65, 75), 4.0)  # a few tokens that are likely now, so that texts repeat themselves
+PENALTIES: list[dict[str, Any]] = [
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7, "logit_bias": LOUD},
+    {"repetition_penalty": 2.5, "logit_bias": LOUD},
+    {"presence_penalty": -0.5, "frequency_penalty": 2.0, "repetition_penalty": 0.8, "logit_bias": LOUD},
+]
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    *((f"the text {i}", {"temperature": 0.0, "max_tokens": 40, **p}) for i, p in enumerate(PENALTIES)),
+    *((f"drawn {i}", {"temperature": 0.3, "seed": i, "max_tokens": 40, **p}) for i, p in enumerate(PENALTIES)),
+    ("filters", {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "seed": 3, "max_tokens": 30, **PENALTIES[3]}),
+    ("json <think>", {"seed": 11, "thinking_token_budget": 9, "structured_outputs": {"json": SCHEMA}, **PENALTIES[1]}),
+    *UNADJUSTED[:4],
+]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_bundle: Path) -> list[Any]:
+    return [told(output) for output in outputs(tiny_bundle, requests=REQUESTS, window=0)]
+
+
+def test_every_penalty_changes_its_text(tiny_bundle: Path, plain: list[Any]) -> None:
+    bare = [(prompt, {k: v for k, v in params.items() if k not in PENALTIES[3]}) for prompt, params in REQUESTS]
+    unadjusted = [told(output) for output in outputs(tiny_bundle, requests=bare, window=0)]
+    changed = [a[0] != b[0] for a, b in zip(plain, unadjusted, strict=True)]
+    assert changed == [True] * 10 + [False] * 4
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_any_window_gives_the_text_of_plain_decoding(tiny_bundle: Path, plain: list[Any], window: int) -> None:
+    speculated = outputs(tiny_bundle, requests=REQUESTS, window=window)
+    assert [told(output) for output in speculated] == plain
+    assert sum(output.speculation.num_accepted_draft_tokens for output in speculated[:10]) > 20
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_overlap_changes_no_token(tiny_bundle: Path, plain: list[Any], overlap: bool) -> None:
+    assert [told(o) for o in outputs(tiny_bundle, requests=REQUESTS, window=4, overlap=overlap)] == plain
+
+
+def test_drafts_by_lookup_change_no_token(ngram_bundle: Path, plain: list[Any]) -> None:
+    looked_up = outputs(ngram_bundle, requests=REQUESTS)
+    assert [told(output) for output in looked_up] == plain
+    assert sum(output.speculation.num_draft_tokens for output in looked_up[:10]) > 20
+
+
+def test_batch_mates_and_slots_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
+    backwards = outputs(tiny_bundle, requests=REQUESTS[::-1], window=3)
+    assert [told(output) for output in backwards[::-1]] == plain
+    with LLM(tiny_bundle, threads=1) as llm:
+        alone = [llm.generate(prompt, SamplingParams(**params)) for prompt, params in REQUESTS]
+    assert [told(output) for output in alone] == plain
+
+
+def test_the_rejection_rule_repeats_itself_and_harms_no_coupled_neighbour(tiny_bundle: Path, plain: list[Any]) -> None:
+    mixed = [(p, params | ({"rule": "rejection"} if i % 2 else {})) for i, (p, params) in enumerate(REQUESTS)]
+    first, second = (outputs(tiny_bundle, requests=mixed) for _ in range(2))
+    assert [told(output) for output in first] == [told(output) for output in second]
+    assert [told(output) for output in first[::2]] == plain[::2]
+    assert [told(output) for output in first[:4]] == plain[:4]  # greedy, whatever the rule
+
+
+@pytest.mark.parametrize("window", [0, 8])
+@pytest.mark.parametrize("penalties", PENALTIES, ids=str)
+def test_a_greedy_text_is_that_of_transformers(tiny_bundle: Path, penalties: dict[str, Any], window: int) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, window=window, **penalties)
+    with LLM(tiny_bundle, threads=1) as llm:
+        output = llm.generate("compare the text", params)
+    assert output.token_ids == by_transformers(tiny_bundle.parent / "target", output, params)
+
+
+def by_transformers(checkpoint: Path, output: RequestOutput, params: SamplingParams) -> list[int]:
+    """The processors of transformers in the order of vLLM; OpenAI's penalties, for which there is none, by formula."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    repetition = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
+    biases = [[[token], bias] for token, bias in (params.logit_bias or {}).items()]
+    prompt = output.prompt_token_ids
+    tokens: list[int] = []
+    while len(tokens) < len(output.token_ids):
+        text = torch.tensor([prompt + tokens])
+        with torch.no_grad():
+            logits = model(text).logits[:, -1, : 262 + 5]  # ids behind the tokenizer's are padding
+        logits = SequenceBiasLogitsProcessor(biases)(text, logits) if biases else logits
+        logits = repetition(text, logits)
+        for token, count in Counter(tokens).items():
+            logits[0, token] -= params.frequency_penalty * count + params.presence_penalty
+        tokens.append(int(logits.argmax()))
+    return tokens
+
+
+def test_a_large_bias_forces_a_token_or_keeps_it_out(tiny_bundle: Path) -> None:
+    with LLM(tiny_bundle, threads=1) as llm:
+        forced = llm.generate("x", SamplingParams(seed=1, max_tokens=20, logit_bias={70: 100}))
+        assert forced.token_ids == [70] * 20
+        usual = llm.generate("x", SamplingParams(temperature=0.5, seed=1, max_tokens=20, ignore_eos=True))
+        kept_out = dict.fromkeys(usual.token_ids, -100)
+        other = llm.generate(
+            "x", SamplingParams(temperature=0.5, seed=1, max_tokens=20, ignore_eos=True, logit_bias=kept_out)
+        )
+        assert not set(other.token_ids) & set(usual.token_ids)
+
+
+def test_no_bias_breaks_a_constraint(tiny_bundle: Path) -> None:
+    """Masks come last: what they forbid stays forbidden, and what they leave alone stays possible."""
+    with LLM(tiny_bundle, threads=1) as llm:
+        digits = {"structured_outputs": {"regex": "[0-9]{4}"}, "seed": 2}
+        for bias in ({70: 100}, dict.fromkeys(range(15, 25), -100), {llm.bundle.stop_ids[0]: 100}):
+            output = llm.generate("digits", SamplingParams(logit_bias=bias, repetition_penalty=1.9, **digits))
+            assert (len(output.text), output.text.isdigit(), output.finish_reason) == (4, True, "stop")
+        ids = {"banned_token_ids": [70], "logit_bias": {70: 100, 71: 50}, "max_tokens": 5}
+        assert llm.generate("x", SamplingParams(seed=2, **ids)).token_ids == [71] * 5
+
+
+def test_rounds_without_penalties_adjust_nothing(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(tiny_bundle, threads=1) as llm:
+        tandem, columns = llm.loop.tandem, []
+        adjust = tandem.adjust
+
+        def record(batch: int, window: int) -> None:
+            columns.append(tandem.buffers.entries.columns)
+            adjust(batch, window)
+
+        monkeypatch.setattr(tandem, "adjust", record)
+        llm.generate("x", SamplingParams(seed=1, max_tokens=10))
+        assert set(columns) == {0}
+        llm.generate("x", SamplingParams(seed=1, max_tokens=10, presence_penalty=1))
+        assert set(columns) == {0, 64}
+        llm.generate("x", SamplingParams(seed=1, max_tokens=10))
+        assert tandem._adjust_call.cache_info().currsize <= 2
+        assert columns[-1] == 0
