@@ -24,12 +24,9 @@ def write_tokenizer(folder: Path, vocab: int, seed: int = 0) -> Path:
 
     Raises ValueError for a vocabulary too small to hold the bytes, the JSON tokens and the markers.
     """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    fixed = [*alphabet, *_JSON]
-    missing = vocab - len(fixed) - len(MARKERS)
-    if missing < 0:
-        raise ValueError(f"vocab: at least {vocab - missing} ids are needed, got {vocab}")
-    tokens = [*fixed, *islice(_words(seed, set(fixed)), missing)]
+    words = require_room(vocab)
+    fixed = _fixed()
+    tokens = [*fixed, *islice(_words(seed, set(fixed)), words)]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,6 +36,18 @@ def write_tokenizer(folder: Path, vocab: int, seed: int = 0) -> Path:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": STOP, "pad_token": MARKERS[0]}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+def require_room(vocab: int) -> int:
+    """Return how many ids are left for words. Raises ValueError as ``write_tokenizer`` does."""
+    needed = len(_fixed()) + len(MARKERS)
+    if vocab < needed:
+        raise ValueError(f"vocab: at least {needed} ids are needed, got {vocab}")
+    return vocab - needed
+
+
+def _fixed() -> list[str]:
+    return [*sorted(pre_tokenizers.ByteLevel.alphabet()), *_JSON]
 
 
 def _words(seed: int, taken: set[str]) -> Iterator[str]:

@@ -131,6 +131,11 @@ def write_config(
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
+def vocab_of(family: Family, size: Size) -> int:
+    """Return how many ids such a model has."""
+    return int(_SIZES[family.value, size.value]["vocab_size"])
+
+
 def safetensors_header(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
     """Return what a safetensors file begins with when these tensors follow it, one after the other."""
     name_of, width = _STORED[dtype]

@@ -20,8 +20,8 @@ from rich.console import Console
 from transformers import AutoConfig
 
 from tools.agreement import Shape, Weights, measure, tune
-from tools.filler_tokenizer import write_tokenizer
-from tools.random_checkpoint import Dtype, Family, Size, safetensors_header, write_config
+from tools.filler_tokenizer import require_room, write_tokenizer
+from tools.random_checkpoint import Dtype, Family, Size, safetensors_header, vocab_of, write_config
 
 console = Console()
 SPREAD = 3.0  # standard deviation of the logits
@@ -43,15 +43,17 @@ def write_pair(
     """Write ``out``/target and ``out``/draft; return the scale of the target's later layers.
 
     ``acceptance`` is the wanted mean of tokens per round with ``window`` drafted ones; None takes ``scale`` as given.
-    Weights go into files of at most ``shard_bytes`` (or one tensor).
+    Weights go into files of at most ``shard_bytes`` (or one tensor). The same arguments give the same files on the same
+    kind of device. Raises ValueError for a size whose vocabulary is too small for a tokenizer, before it writes.
     """
     begin = time.perf_counter()
     target, draft = out / "target", out / "draft"
-    shapes = write_config(target, Family.LLAMA, size, dtype=dtype)
-    config = AutoConfig.from_pretrained(target)
-    ids = {"bos_token_id": None, "eos_token_id": config.vocab_size - 3, "pad_token_id": config.vocab_size - 4}
-    write_config(target, Family.LLAMA, size, dtype=dtype, **ids)
+    vocab = vocab_of(Family.LLAMA, size)
+    require_room(vocab)
+    ids = {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4}
+    shapes = write_config(target, Family.LLAMA, size, dtype=dtype, **ids)
     of_draft = write_config(draft, Family.LLAMA, size, layers=1, dtype=dtype, **ids)
+    config = AutoConfig.from_pretrained(target)
     with torch.inference_mode():
         weights = _weights(shapes, getattr(torch, dtype.value), device, seed)
         shape = Shape(
@@ -73,7 +75,7 @@ def write_pair(
             for folder, names in ((target, shapes), (draft, of_draft))
         )
     for folder in (target, draft):
-        write_tokenizer(folder, config.vocab_size)
+        write_tokenizer(folder, vocab)
     console.print(f"{nbytes / 1e9:.1f} GB written in {time.perf_counter() - begin:.1f} s")
     return scale
 

@@ -41,6 +41,20 @@ def test_an_acceptance_that_no_scale_gives_is_refused(tmp_path, acceptance):
         write_pair(tmp_path, Size.SMALL, device="cpu", acceptance=acceptance)
 
 
+def test_a_size_without_room_for_a_tokenizer_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="at least 278 ids are needed, got 97"):
+        write_pair(tmp_path / "out", Size.TINY, device="cpu", acceptance=None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_same_seed_gives_the_same_files(tmp_path):
+    for name in ("one", "two"):
+        write_pair(tmp_path / name, Size.SMALL, device="cpu", acceptance=None, scale=0.1, seed=3)
+    files = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()]
+    assert len(files) == 8
+    assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes() for file in files)
+
+
 def test_a_filler_tokenizer_has_every_id_and_serves_grammars(tmp_path):
     size = 5000
     opened = Vocabulary.open(write_tokenizer(tmp_path, size))
