@@ -54,7 +54,7 @@ class Bench:
         except Exception as error:  # the other parts are worth having
             result = None
             self.results[name] = {"failed": f"{type(error).__name__}: {error}"}
-            console.print(f"[red]{traceback.format_exc()}[/]", markup=False)
+            console.print(traceback.format_exc(), style="red", markup=False)
         self.results["seconds"][name] = time.perf_counter() - begin
         console.print(f"[dim]{name}: {self.results['seconds'][name]:.1f} s[/]")
         if self._out is not None:
