@@ -10,9 +10,16 @@ SERVE_VENV ?= .venv-serve
 SERVE = $(SERVE_VENV)/bin
 SERVE_PIP = $(SERVE)/python -m pip --disable-pip-version-check --quiet install --constraint constraints-serve.txt
 
+# onnxruntime-gpu and onnxruntime are one module, so it has an environment of its own. GPU_TORCH is what pip installs
+# there: the build for the CUDA of this machine, from the index that pip is set to.
+GPU_VENV ?= .venv-gpu
+GPU_TORCH ?= torch
+GPU = $(GPU_VENV)/bin
+GPU_PIP = $(GPU)/python -m pip --disable-pip-version-check --quiet install
+
 MODELS = engines/built/models
 
-.PHONY: help demo serve test test-serve test-gpu test-fast check format bench clean
+.PHONY: help demo serve test test-tensorrt test-serve test-gpu gpu test-fast check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -37,8 +44,13 @@ test-tensorrt: $(VENV)/.dev ## the plugins against TensorRT's own Python API, wi
 test-serve: $(SERVE_VENV)/.ready ## the tests against a real Triton server
 	$(SERVE)/python -m pytest tests/serve
 
-test-gpu: $(VENV)/.dev ## the tests that need a CUDA GPU
-	$(BIN)/python -m pytest tests/gpu
+test-gpu: gpu $(GPU_VENV)/.ready ## the tests that need a CUDA GPU
+	@$(GPU)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and f"torch {torch.__version__} finds no CUDA GPU: rm -r $(GPU_VENV), then make test-gpu with a CUDA build of torch, GPU_TORCH=...")'
+	$(GPU)/python -m pytest tests/gpu
+
+gpu:
+	@$(PYTHON) -c 'import ctypes as c, sys; n = c.c_int(); d = c.CDLL("libcuda.so.1"); sys.exit(d.cuInit(0) or d.cuDeviceGetCount(c.byref(n)) or not n.value)' 2>/dev/null \
+		|| { echo "make test-gpu needs a CUDA GPU and its driver: there is none on this machine"; exit 1; }
 
 test-fast: $(VENV)/.dev ## the tests that build nothing
 	$(BIN)/python -m pytest -n 2 tests/plain
@@ -82,4 +94,14 @@ $(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml
 	@$(SERVE_PYTHON) -m venv $(SERVE_VENV)
 	@$(SERVE_PIP) "$$(grep '^torch==' constraints-serve.txt)"
 	@$(SERVE_PIP) --editable '.[cpu,triton,triton-test]'
+	@touch $@
+
+# Packages that follow from the CUDA of this machine, not from what was tested together.
+$(GPU_VENV)/.ready: constraints.txt pyproject.toml | gpu
+	@echo "setting up $(GPU_VENV): the first time takes a few minutes"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	@$(PYTHON) -m venv $(GPU_VENV)
+	@grep -v -E '^(torch|triton|cuda-|nvidia-)' constraints.txt > $(GPU_VENV)/constraints.txt
+	@$(GPU_PIP) --constraint $(GPU_VENV)/constraints.txt '$(GPU_TORCH)'
+	@$(GPU_PIP) --constraint $(GPU_VENV)/constraints.txt --editable '.[cuda,tensorrt-rtx,dev]'
 	@touch $@
