@@ -1,0 +1,48 @@
+"""Metrics are read by other threads than the one that counts."""
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tandemrt.runtime.metrics import Metrics
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_metrics_may_be_copied_while_the_loop_meets_new_reasons() -> None:
+    metrics, copied = Metrics(finished={f"reason {i}": i for i in range(200)}), threading.Event()
+
+    def count() -> None:
+        while not copied.is_set():
+            metrics.finished[f"new {len(metrics.finished)}"] = 1
+            if len(metrics.finished) > 300:
+                metrics.finished = {f"reason {i}": i for i in range(200)}
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        for _ in range(100):
+            assert metrics.copy().finished["reason 7"] == 7
+    finally:
+        copied.set()
+        thread.join()
+
+
+def test_a_copy_stands_still() -> None:
+    metrics = Metrics(accepted=[1, 2])
+    copy = metrics.copy()
+    metrics.accepted[0] += 1
+    metrics.seconds["wait"] += 1.0
+    metrics.queue_seconds.observe(1.0)
+    assert (copy.accepted, copy.seconds["wait"], copy.queue_seconds.count) == ([1, 2], 0.0, 0)
+    assert metrics.since(copy).accepted == [1, 0]
