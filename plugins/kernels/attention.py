@@ -69,6 +69,7 @@ class AttentionLauncher:
             head_dim=head_dim,
             capacity=max_blocks * block_size,
             processors=torch.cuda.get_device_properties(qkv.device).multi_processor_count,
+            clusters=module.architecture >= 90,
             splits=splits,
         )
         suffix = f"{_SUFFIX[qkv.dtype]}_{head_dim}"
@@ -93,7 +94,16 @@ class AttentionLauncher:
             parts = workspace.parts(self.plan)
             outputs = (mixed, *caches, parts.sums, parts.bounds, parts.tickets)
             arguments = (*inputs, *sizes, *cut, *floats, *outputs)
-            self._launches.append(Launch(kernel, self.plan.grid, _BLOCK, *arguments, shared=self.plan.shared))
+            self._launches.append(
+                Launch(
+                    kernel,
+                    self.plan.grid,
+                    _BLOCK,
+                    *arguments,
+                    shared=self.plan.shared,
+                    cluster=self.plan.cluster,
+                )
+            )
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""

@@ -69,13 +69,19 @@ __device__ inline void turn(float2& low, float2& high, float2 cosine, float2 sin
     high = make_float2(second.x * cosine.x + first.x * sine.x, second.y * cosine.y + first.y * sine.y);
 }
 
+// What RMS norm multiplies a head by, before its weight.
+template <int D>
+__device__ float norm_of(Head x, float epsilon) {
+    float squares = x.low.x * x.low.x + x.low.y * x.low.y + x.high.x * x.high.x + x.high.y * x.high.y;
+    return rsqrtf(warp_sum(squares) / D + epsilon);
+}
+
 // RMS norm (unless `weight` is null) and rotary embedding of a query or key at `position`, in float32.
 template <class T, int D>
 __device__ Head prepared(Head x, const Operands<T>& with, const typename T::Element* weight, int position) {
     int lane = threadIdx.x % 32;
     if (weight) {
-        float squares = x.low.x * x.low.x + x.low.y * x.low.y + x.high.x * x.high.x + x.high.y * x.high.y;
-        float norm = rsqrtf(warp_sum(squares) / D + with.epsilon);
+        float norm = norm_of<D>(x, with.epsilon);
         Head scale = load_head<T, D>(weight);
         x = {times(x.low, scale.low, norm), times(x.high, scale.high, norm)};
     }

@@ -12,26 +12,39 @@ struct Parts {
     int* tickets;    // [row tiles]: blocks that are done; zero before and after a launch
 };
 
+__device__ inline float4 plus(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+__device__ inline float4 scaled(float4 x, float by) { return make_float4(x.x * by, x.y * by, x.z * by, x.w * by); }
+
 __device__ inline float fraction(float largest, float of) { return of == -INFINITE ? 0 : exp2f(largest - of); }
 
-// Put the warps' rows into shared memory, on one scale. Afterwards `bounds` has, for each of the block's warps and its
-// 16 rows, the largest score and the sum of weights.
+// Put the warps' rows into shared memory, on one scale. Afterwards `bounds` has, for each row, the largest score and the
+// sum of weights over all warps that worked on it.
 template <int D, int TILES>
-__device__ void share_rows(Rows<D>& rows, float* sums, float2 (&bounds)[WARPS][16]) {
+__device__ void share_rows(Rows<D>& rows, float* sums, float2 (&bounds)[16 * TILES]) {
+    __shared__ float2 of_warp[WARPS][16];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float weights = rows.weights[half];
         weights += __shfl_xor_sync(0xffffffffu, weights, 1);
         weights += __shfl_xor_sync(0xffffffffu, weights, 2);
-        if (lane % 4 == 0) bounds[warp][lane / 4 + 8 * half] = make_float2(rows.largest[half], weights);
+        if (lane % 4 == 0) of_warp[warp][lane / 4 + 8 * half] = make_float2(rows.largest[half], weights);
     }
     __syncthreads();  // also: all warps are done with keys and values, whose memory `sums` takes
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int line = lane / 4 + 8 * half;
-        float largest = -INFINITE;
-        for (int other = warp % TILES; other < WARPS; other += TILES) largest = fmaxf(largest, bounds[other][line].x);
+        float largest = -INFINITE, weights = 0;
+#pragma unroll
+        for (int i = 0; i < WARPS / TILES; ++i) largest = fmaxf(largest, of_warp[warp % TILES + i * TILES][line].x);
+#pragma unroll
+        for (int i = 0; i < WARPS / TILES; ++i) {
+            float2 one = of_warp[warp % TILES + i * TILES][line];
+            weights += one.y * fraction(one.x, largest);
+        }
+        if (warp < TILES && lane % 4 == 0) bounds[warp * 16 + line] = make_float2(largest, weights);
         float keep = fraction(rows.largest[half], largest);
         float* to = sums + (warp * 16 + line) * (D + 8) + 2 * (lane % 4);
 #pragma unroll
@@ -42,22 +55,14 @@ __device__ void share_rows(Rows<D>& rows, float* sums, float2 (&bounds)[WARPS][1
     __syncthreads();
 }
 
-// One row over all warps that worked on it.
-template <int TILES>
-__device__ float2 bounds_of(const float2 (&bounds)[WARPS][16], int line) {
-    float2 all = make_float2(-INFINITE, 0);
-    for (int warp = line / 16; warp < WARPS; warp += TILES) all.x = fmaxf(all.x, bounds[warp][line % 16].x);
-    for (int warp = line / 16; warp < WARPS; warp += TILES)
-        all.y += bounds[warp][line % 16].y * fraction(bounds[warp][line % 16].x, all.x);
-    return all;
-}
-
+// Four columns of a row over all warps that worked on it.
 template <int D, int TILES>
 __device__ float4 sum_of(const float* sums, int line, int column) {
     float4 all = make_float4(0, 0, 0, 0);
-    for (int warp = line / 16; warp < WARPS; warp += TILES) {
-        float4 one = *reinterpret_cast<const float4*>(sums + (warp * 16 + line % 16) * (D + 8) + column);
-        all = make_float4(all.x + one.x, all.y + one.y, all.z + one.z, all.w + one.w);
+#pragma unroll
+    for (int i = 0; i < WARPS / TILES; ++i) {
+        const float* of_warp = sums + ((line / 16 + i * TILES) * 16 + line % 16) * (D + 8);
+        all = plus(all, *reinterpret_cast<const float4*>(of_warp + column));
     }
     return all;
 }
@@ -134,10 +139,7 @@ __device__ void sum_splits(const float* sums, const float* shares, int splits, i
 #pragma unroll
                 for (int i = 0; i < BATCH; ++i) {
                     int unit = min(first + u * STRIDE, units - 1), split = min(start + i, splits - 1);
-                    float share = shares[split * ROWS + unit / (D / 4)];
-                    float4 each = one[u][i];
-                    all[u] = make_float4(all[u].x + share * each.x, all[u].y + share * each.y,
-                                         all[u].z + share * each.z, all[u].w + share * each.w);
+                    all[u] = plus(all[u], scaled(one[u][i], shares[split * ROWS + unit / (D / 4)]));
                 }
         }
 #pragma unroll

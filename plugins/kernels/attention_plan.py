@@ -7,8 +7,9 @@ import torch
 KEYS = 64  # positions a block of threads takes at a time; no block of the cache may end inside
 WARPS = 4
 MAX_SPLITS = 32
-_WORTHWHILE_SPLITS = 16  # more partial results cost the block that sums them up more than they save
-_BLOCKS_PER_PROCESSOR = 2  # of threads, as many as fit together
+MAX_CLUSTER = 8  # blocks that can read each other's shared memory, on every device that has clusters
+_WORTHWHILE_SPLITS = 8  # more partial results cost more to sum up than they save, except where keys are many
+_MANY_KEYS = 8192
 _ROWS = (16, 32, 64)  # row tiles the kernels are compiled for
 _STAGES = 3  # steps whose keys and values are in shared memory or on their way
 
@@ -18,7 +19,8 @@ class Plan:
     """The cut for ``query`` new tokens per row.
 
     Row r of a KV head is token r // group, query head r % group; ``rows`` of them are one tile. ``splits`` blocks of
-    threads share the keys of a tile. ``appends``: the same launch writes the new keys and values.
+    threads share the keys of a tile, as one cluster where ``clustered``, else through the workspace. ``appends``: the
+    same launch writes the new keys and values.
     """
 
     batch: int
@@ -27,6 +29,7 @@ class Plan:
     rows: int
     tiles: int
     splits: int
+    clustered: bool
 
     @classmethod
     def of(
@@ -39,18 +42,20 @@ class Plan:
         head_dim: int,
         capacity: int,
         processors: int,
+        clusters: bool = False,
         splits: int | None = None,
     ) -> "Plan":
-        """``capacity``: positions a row has room for; ``processors``: the device's. ``splits`` overrides the choice."""
+        """``capacity``: positions a row has room for; ``processors``: the device's; ``clusters``: whether its blocks of
+        threads can be clusters. ``splits`` overrides the choice."""
         packed = query * (heads // kv_heads)
         rows = next((rows for rows in _ROWS if packed <= rows), _ROWS[-1])
         tiles = -(-packed // rows)
         if splits is None:
-            slots = _BLOCKS_PER_PROCESSOR * processors
-            splits = max(1, min(slots // (batch * kv_heads * tiles), _WORTHWHILE_SPLITS, -(-capacity // KEYS)))
+            worthwhile = _WORTHWHILE_SPLITS if capacity < _MANY_KEYS else 2 * _WORTHWHILE_SPLITS
+            splits = max(1, min(processors // (batch * kv_heads * tiles), worthwhile, -(-capacity // KEYS)))
         if not 1 <= splits <= MAX_SPLITS:
             raise ValueError(f"splits: 1 to {MAX_SPLITS} are needed, got {splits}")
-        return cls(batch, kv_heads, head_dim, rows, tiles, splits)
+        return cls(batch, kv_heads, head_dim, rows, tiles, splits, clusters and 1 < splits <= MAX_CLUSTER)
 
     @property
     def appends(self) -> bool:
@@ -66,9 +71,14 @@ class Plan:
         return self.tiles * self.splits, self.kv_heads, self.batch
 
     @property
+    def cluster(self) -> int:
+        """Blocks of threads per cluster."""
+        return self.splits if self.clustered else 1
+
+    @property
     def shared_rows(self) -> int:
-        """Row tiles whose keys are split: each needs a ticket."""
-        return self.batch * self.kv_heads * self.tiles if self.splits > 1 else 0
+        """Row tiles whose keys are split without a cluster: each needs a ticket."""
+        return self.batch * self.kv_heads * self.tiles if self.splits > self.cluster else 0
 
     @property
     def parts(self) -> int:

@@ -27,44 +27,21 @@ struct Range {
     int begin, stored, end;
 };
 
-// Rotated queries of a warp's 16 rows as A fragments, rounded to the compute dtype. They carry the scale of the
-// scores, in units of log 2.
-template <class T, int D>
-__device__ void load_queries(u32 (&q)[D / 16][4], const Operands<T>& x, int row, int kv_head, int first, int start) {
-    int lane = threadIdx.x % 32, column = 2 * (lane % 4), group = x.heads / x.kv_heads;
-    float2 scale = make_float2(x.scale * 1.44269504088896341f, x.scale * 1.44269504088896341f);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        int packed = first + lane / 4 + 8 * half, token = packed / group;
-        bool there = token < x.query;
-        token = there ? token : 0;
-        const auto* from = x.projected(row, token, kv_head * group + packed % group, D) + column;
-        float2 part[D / 8];
-        float squares = 0;
-#pragma unroll
-        for (int c = 0; c < D / 8; ++c) {
-            part[c] = there ? T::load2(from + 8 * c) : make_float2(0, 0);
-            squares += part[c].x * part[c].x + part[c].y * part[c].y;
-        }
-        if (x.q_norm) {
-            squares += __shfl_xor_sync(0xffffffffu, squares, 1);
-            squares += __shfl_xor_sync(0xffffffffu, squares, 2);
-            float norm = rsqrtf(squares / D + x.epsilon);
-#pragma unroll
-            for (int c = 0; c < D / 8; ++c) part[c] = times(part[c], T::load2(x.q_norm + 8 * c + column), norm);
-        }
-        i64 at = static_cast<i64>(start + token) * (D / 2) + column;
-#pragma unroll
-        for (int c = 0; c < D / 16; ++c)
-            turn(part[c], part[c + D / 16], T::load2(x.cosine + at + 8 * c), T::load2(x.sine + at + 8 * c));
-#pragma unroll
-        for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = T::pack(times(part[c], scale, 1));
-    }
-}
+// A row of the block table. A warp holds the first 32 entries, one per lane, so that asking for one costs no access to
+// memory; all lanes of a warp ask for the same one.
+struct Table {
+    const int* row;
+    int mine;
 
-// Start the copies of one step; what is behind the row's end becomes zeros, new tokens are made, stored and cached.
+    __device__ Table(const int* row, int size) : row(row), mine(threadIdx.x % 32 < size ? row[threadIdx.x % 32] : 0) {}
+    __device__ int operator[](int index) const {
+        return index < 32 ? __shfl_sync(0xffffffffu, mine, index) : row[index];
+    }
+};
+
+// Start the copies of one step; what is behind the row's end becomes zeros, the place of new tokens is left alone.
 template <class T, int D>
-__device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, int block, int row, int kv_head) {
+__device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, int block, int kv_head) {
     constexpr int CHUNKS = D / 8, VALUES = KEYS * D;  // values lie behind the keys
     int first = step * KEYS;
     constexpr int LINES = 32 * WARPS / CHUNKS;  // that the block copies at a time
@@ -79,20 +56,6 @@ __device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, in
         if (position >= range.stored && position < range.end) continue;
         copy16(tile + i * LINES * D * 2, from_keys + i * LINES * D, cached);
         copy16(tile + (VALUES + i * LINES * D) * 2, from_values + i * LINES * D, cached);
-    }
-    int lane = threadIdx.x % 32, until = min(range.end, first + KEYS);
-    for (int position = max(range.stored, first) + threadIdx.x / 32; position < until; position += WARPS) {
-        int token = position - range.stored, line = position - first;
-        Head key = new_key<T, D>(x, row, token, kv_head, position), value = new_value<T, D>(x, row, token, kv_head);
-        store_head<T, D>(x.key_cache + base + line * D, key);
-        store_head<T, D>(x.value_cache + base + line * D, value);
-        if (lane >= D / 4) continue;
-        int low = swizzled<D>(line, lane / 4) + 2 * (lane % 4);
-        int high = swizzled<D>(line, D / 16 + lane / 4) + 2 * (lane % 4);
-        T::store2(keys + low, key.low);
-        T::store2(keys + high, key.high);
-        T::store2(keys + VALUES + low, value.low);
-        T::store2(keys + VALUES + high, value.high);
     }
 }
 

@@ -7,6 +7,9 @@ using i64 = long long;
 
 #define INFINITE __int_as_float(0x7f800000)
 
+// Two neighbouring elements as they lie in memory.
+__device__ inline u32 two(const u16* at) { return *reinterpret_cast<const u32*>(at); }
+
 struct Bf16 {
     using Element = u16;
 
@@ -15,10 +18,10 @@ struct Bf16 {
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x.y), "f"(x.x));
         return bits;
     }
-    static __device__ float2 load2(const u16* at) {
-        u32 bits = *reinterpret_cast<const u32*>(at);
+    static __device__ float2 unpack(u32 bits) {
         return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
     }
+    static __device__ float2 load2(const u16* at) { return unpack(two(at)); }
     static __device__ void store2(u16* at, float2 x) { *reinterpret_cast<u32*>(at) = pack(x); }
 
     // c[16 x 8] += a[16 x 16] b[16 x 8], each in the fragments of mma.m16n8k16.
@@ -38,13 +41,13 @@ struct Fp16 {
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x.y), "f"(x.x));
         return bits;
     }
-    static __device__ float2 load2(const u16* at) {
-        u32 bits = *reinterpret_cast<const u32*>(at);
+    static __device__ float2 unpack(u32 bits) {
         float2 x;
         asm("cvt.f32.f16 %0, %1;" : "=f"(x.x) : "h"(static_cast<u16>(bits)));
         asm("cvt.f32.f16 %0, %1;" : "=f"(x.y) : "h"(static_cast<u16>(bits >> 16)));
         return x;
     }
+    static __device__ float2 load2(const u16* at) { return unpack(two(at)); }
     static __device__ void store2(u16* at, float2 x) { *reinterpret_cast<u32*>(at) = pack(x); }
 
     static __device__ void product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {

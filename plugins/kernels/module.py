@@ -21,8 +21,9 @@ Grid = tuple[int, int, int]
 class KernelModule:
     """The kernels of one ``NAME.cu`` on one device."""
 
-    def __init__(self, code: "ObjectCode", device: torch.device) -> None:
+    def __init__(self, code: "ObjectCode", device: torch.device, architecture: int) -> None:
         self.device = device
+        self.architecture = architecture  # that the code was compiled for, 90 for sm_90; the device's may be higher
         self._code = code
 
     @classmethod
@@ -38,10 +39,10 @@ class KernelModule:
         major, minor = torch.cuda.get_device_capability(device)
         cubin = _fitting(folder, name, major, minor)
         if cubin is not None:
-            return cls(ObjectCode.from_cubin(cubin.read_bytes()), device)
+            return cls(ObjectCode.from_cubin(cubin.read_bytes()), device, int(cubin.suffixes[-2].removeprefix(".sm_")))
         ptx = folder / f"{name}.ptx"
-        if ptx.is_file() and _virtual_architecture(ptx) <= 10 * major + minor:
-            return cls(ObjectCode.from_ptx(ptx.read_bytes()), device)
+        if ptx.is_file() and (virtual := _virtual_architecture(ptx)) <= 10 * major + minor:
+            return cls(ObjectCode.from_ptx(ptx.read_bytes()), device, virtual)
         offered = sorted(path.name for path in (*folder.glob(f"{name}.*.cubin"), *folder.glob(f"{name}.ptx")))
         raise BackendUnavailable(
             f"{folder}: no {name} kernels for {torch.cuda.get_device_name(device)} (sm_{major}{minor}), "
@@ -74,16 +75,25 @@ class Launch:
     """One launch, bound: kernel, grid, block and arguments are fixed, and what the arguments point at changes.
 
     Arguments are tensors (their addresses are taken), None (a null pointer), and numpy scalars, whose dtype must be
-    the parameter's. ``overlap`` lets the kernel start while the one before it in the stream ends; such a kernel must
-    wait for it (``griddepcontrol.wait``) before it reads anything.
+    the parameter's. ``shared``: bytes of dynamic shared memory per block. ``cluster``: so many blocks along the first
+    axis of ``grid``, which it divides, read each other's shared memory; this needs code for architecture 90 or later.
     """
 
     def __init__(
-        self, kernel: Any, grid: Grid, block: Grid, *arguments: Any, shared: int = 0, overlap: bool = False
+        self,
+        kernel: Any,
+        grid: Grid,
+        block: Grid,
+        *arguments: Any,
+        shared: int = 0,
+        cluster: int = 1,
     ) -> None:
         self._kernel = kernel
         self._config = LaunchConfig(
-            grid=grid, block=block, shmem_size=shared, programmatic_stream_serialization=overlap
+            grid=(grid[0] // cluster, *grid[1:]),  # in clusters, where there are some
+            cluster=(cluster, 1, 1) if cluster > 1 else None,
+            block=block,
+            shmem_size=shared,
         )
         self._keep = arguments  # the kernel gets bare addresses
         self._arguments = tuple(_argument(argument) for argument in arguments)

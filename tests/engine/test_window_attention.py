@@ -162,13 +162,27 @@ def test_a_plan_covers_every_row_and_fits_the_device(batch, query, kv_heads, gro
 
 def test_few_rows_share_the_processors_and_many_do_not_split():
     sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": PROCESSORS}
-    assert [Plan.of(batch=batch, **sizes).splits for batch in (1, 8, 16, 64)] == [16, 4, 2, 1]
+    assert [Plan.of(batch=batch, **sizes).splits for batch in (1, 4, 8, 64)] == [8, 4, 2, 1]
+
+
+def test_few_rows_of_many_keys_are_shared_by_more_blocks():
+    sizes = {"query": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "processors": PROCESSORS}
+    assert [Plan.of(batch=1, capacity=capacity, **sizes).splits for capacity in (320, 4096, 8192)] == [5, 8, 16]
+
+
+@pytest.mark.parametrize(("splits", "cluster"), [(1, 1), (2, 2), (8, 8), (9, 1)])
+def test_blocks_of_one_cluster_need_no_workspace(splits, cluster):
+    sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": PROCESSORS}
+    plan = Plan.of(batch=1, clusters=True, splits=splits, **sizes)
+    assert plan.cluster == cluster
+    assert plan.grid[0] % cluster == 0
+    assert (plan.parts > 0) == (plan.shared_rows > 0) == (splits > cluster)
 
 
 def test_a_workspace_grows_and_is_shared():
     sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": PROCESSORS}
     workspace = Workspace("cpu")
-    plans = [Plan.of(batch=batch, **sizes) for batch in (16, 1, 64, 8)]
+    plans = [Plan.of(batch=batch, **sizes) for batch in (4, 1, 64, 8)]
     parts = [workspace.parts(plan) for plan in plans]
     assert all(each.hold(plan) for each, plan in zip(parts, plans, strict=True))
     assert parts[0] is parts[1] is parts[2]

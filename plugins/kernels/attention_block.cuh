@@ -1,0 +1,116 @@
+// What one block of threads does: its share of the keys of a row tile, then the sum over all who share them.
+#pragma once
+
+#include "attention_cluster.cuh"
+#include "attention_new.cuh"
+#include "attention_queries.cuh"
+
+template <class T, int D, int TILES>
+__device__ void attend(const Operands<T>& x, int splits, bool append, typename T::Element* mixed, Parts parts) {
+    constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * D;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    __shared__ float2 bounds[ROWS];
+    u16* stages = reinterpret_cast<u16*>(memory);
+
+    // Row tiles in reverse: those with the most keys start first.
+    int row_tiles = gridDim.x / splits, tile = row_tiles - 1 - blockIdx.x / splits, split = blockIdx.x % splits;
+    int kv_head = blockIdx.y, row = blockIdx.z, group = x.heads / x.kv_heads;
+    int lines = min(ROWS, x.query * group - tile * ROWS);
+    int warp = threadIdx.x / 32, packed = tile * ROWS + warp % TILES * 16;
+
+    Table table(x.block_table + static_cast<i64>(row) * x.max_blocks, x.max_blocks);
+    u32 q[D / 16][4];
+    load_queries<T, D>(q, x, row, kv_head, packed);
+    int start = static_cast<int>(x.write_index[row]);
+
+    Range range;
+    int first_seen = start + tile * ROWS / group, last_seen = start + (tile * ROWS + lines - 1) / group;
+    int reach = x.sliding_window ? x.sliding_window : 0x7fffffff;
+    range.begin = max(0, first_seen - reach + 1);
+    range.end = x.bounded(last_seen + 1);
+    range.stored = append ? start : range.end;
+    int skipped = range.begin / KEYS, steps = max(0, (range.end + KEYS - 1) / KEYS - skipped);
+    bool clustered = cluster_size() > 1;  // then all blocks take part to the end
+    int active = clustered ? splits : min(splits, steps);
+    if (split >= active) return;
+    range.first = skipped + steps * split / active;
+    range.last = skipped + steps * (split + 1) / active;
+
+    int block = range.first < range.last ? table[range.first * KEYS / x.block_size] : 0;
+    auto fetch_step = [&](int step) {
+        if (step < range.last) {
+            fetch<T, D>(x, stages + (step - range.first) % STAGES * STAGE, range, step, block, kv_head);
+            if (step + 1 < range.last) block = table[(step + 1) * KEYS / x.block_size];
+        }
+        close_copies();
+    };
+#pragma unroll 1
+    for (int i = 0; i < STAGES; ++i) fetch_step(range.first + i);
+    NewTokens<T, D> fresh;
+    bool adds = append && range.last * KEYS > range.stored;
+    if (adds) fresh.load(x, 0, start, row, kv_head);
+    prepare_queries<T, D>(q, x, Factors<T, D>(x, packed, start));
+
+    int settle = max(range.first, range.last - (STAGES - 1));  // all new keys have their place in memory from here on
+    Rows<D> rows;
+    for (int step = range.first; step < range.last; ++step) {
+        if (adds && step == settle) {
+            fresh.place(x, stages, range, table, kv_head);
+            for (int token = fresh.EACH * WARPS; token < x.query; token += fresh.EACH * WARPS) {
+                fresh.load(x, token, start, row, kv_head);
+                fresh.place(x, stages, range, table, kv_head);
+            }
+        }
+        if (step == range.first) {
+            wait_copies<STAGES - 1>();
+        } else {
+            wait_copies<STAGES - 2>();
+        }
+        __syncthreads();
+        if (step > range.first) fetch_step(step + STAGES - 1);
+        const u16* keys = stages + (step - range.first) % STAGES * STAGE;
+        int line = warp / TILES * SPAN, position = step * KEYS;
+        bool masked = position + KEYS - 1 > first_seen || last_seen - position >= reach;
+        accumulate<T, D, SPAN>(rows, q, keys, line, Mask{masked, position + line, reach, start, packed, group});
+    }
+
+    float* sums = reinterpret_cast<float*>(memory);
+    share_rows<D, TILES>(rows, sums, bounds);
+    auto write = [&](int line, int column, float4 value) {
+        int token = (tile * ROWS + line) / group, head = kv_head * group + (tile * ROWS + line) % group;
+        auto* to = mixed + (static_cast<i64>(row * x.query + token) * x.heads + head) * D + column;
+        T::store2(to, make_float2(value.x, value.y));
+        T::store2(to + 2, make_float2(value.z, value.w));
+    };
+    int ticket = (row * x.kv_heads + kv_head) * row_tiles + tile;
+    i64 part = static_cast<i64>(ticket) * splits * ROWS, mine = part + split * ROWS;
+    float* row_sums = clustered ? sums + WARPS * 16 * (D + 8) : parts.sums + mine * D;
+    constexpr int UNITS = 4;  // at a time, so that none waits for another's stores
+    for (int first = threadIdx.x; first < lines * (D / 4); first += UNITS * 32 * WARPS) {
+        float4 sum[UNITS];
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+            int unit = min(first + u * 32 * WARPS, lines * (D / 4) - 1), line = unit / (D / 4);
+            sum[u] = sum_of<D, TILES>(sums, line, unit % (D / 4) * 4);
+            if (active == 1) sum[u] = scaled(sum[u], 1 / bounds[line].y);
+        }
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+            int unit = first + u * 32 * WARPS;
+            if (unit >= lines * (D / 4)) break;
+            if (active == 1) {
+                write(unit / (D / 4), unit % (D / 4) * 4, sum[u]);
+            } else {
+                *reinterpret_cast<float4*>(row_sums + unit * 4) = sum[u];
+            }
+        }
+    }
+    if (active > 1 && !clustered && threadIdx.x < lines) parts.bounds[mine + threadIdx.x] = bounds[threadIdx.x];
+    if (clustered) {
+        sum_cluster<D>(row_sums, bounds, split, splits, lines, write);
+    } else if (active > 1 && is_last(parts.tickets + ticket, active)) {
+        float* shares = reinterpret_cast<float*>(memory);
+        share_of_splits<ROWS>(shares, parts.bounds + part, active, lines);
+        sum_splits<D, ROWS>(parts.sums + part * D, shares, active, lines, write);
+    }
+}

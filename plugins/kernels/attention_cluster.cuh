@@ -1,0 +1,80 @@
+// The sum over blocks that share the keys of a row tile, where they are a cluster (sm_90 and later) and read each
+// other's shared memory: nothing goes through global memory, and all of them sum.
+#pragma once
+
+#include "attention_merge.cuh"
+
+constexpr int MAX_CLUSTER = 8;
+
+#if __CUDA_ARCH__ >= 900
+
+__device__ inline int cluster_size() {
+    int size;
+    asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+    return size;
+}
+
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
+__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
+// The address of block `rank`'s copy of what is at `address` here.
+__device__ inline u32 address_in(u32 address, int rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+__device__ inline float2 load_remote2(u32 at) {
+    float2 x;
+    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at) : "memory");
+    return x;
+}
+
+__device__ inline float4 load_remote4(u32 at) {
+    float4 x;
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(at) : "memory");
+    return x;
+}
+
+// Each block has `sums` [lines, D] and `bounds` [lines] in shared memory; calls write(line, column, values) for four
+// columns at a time, in one of the blocks.
+template <int D, class Write>
+__device__ void sum_cluster(const float* sums, const float2* bounds, int rank, int splits, int lines, Write write) {
+    arrive_at_cluster();
+    wait_for_cluster();
+    u32 sums_at = shared_address(sums), bounds_at = shared_address(bounds);
+    int units = lines * (D / 4), first = units * rank / splits, last = units * (rank + 1) / splits;
+    for (int unit = first + threadIdx.x; unit < last; unit += 32 * WARPS) {
+        float2 bound[MAX_CLUSTER];
+        float4 sum[MAX_CLUSTER];
+#pragma unroll
+        for (int i = 0; i < MAX_CLUSTER; ++i) {
+            bool there = i < splits;
+            bound[i] = there ? load_remote2(address_in(bounds_at + unit / (D / 4) * 8, i)) : make_float2(-INFINITE, 0);
+            sum[i] = there ? load_remote4(address_in(sums_at + unit * 16, i)) : make_float4(0, 0, 0, 0);
+        }
+        float largest = -INFINITE, weights = 0;
+        float4 all = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < MAX_CLUSTER; ++i) largest = fmaxf(largest, bound[i].x);
+#pragma unroll
+        for (int i = 0; i < MAX_CLUSTER; ++i) {
+            float keep = fraction(bound[i].x, largest);
+            weights += keep * bound[i].y;
+            all = plus(all, scaled(sum[i], keep));
+        }
+        write(unit / (D / 4), unit % (D / 4) * 4, scaled(all, 1 / weights));
+    }
+    arrive_at_cluster();  // nobody leaves while others read its memory
+    wait_for_cluster();
+}
+
+#else
+
+__device__ inline int cluster_size() { return 1; }
+
+template <int D, class Write>
+__device__ void sum_cluster(const float*, const float2*, int, int, int, Write) {}
+
+#endif
