@@ -19,8 +19,8 @@ __device__ inline float4 scaled(float4 x, float by) { return make_float4(x.x * b
 
 __device__ inline float fraction(float largest, float of) { return of == -INFINITE ? 0 : exp2f(largest - of); }
 
-// Put the warps' rows into shared memory, on one scale. Afterwards `bounds` has, for each row, the largest score and the
-// sum of weights over all warps that worked on it.
+// Put the warps' rows into shared memory, on one scale. Afterwards `bounds` has, for each row, the largest score and
+// the sum of weights over all warps that worked on it.
 template <int D, int TILES>
 __device__ void share_rows(Rows<D>& rows, float* sums, float2 (&bounds)[16 * TILES]) {
     __shared__ float2 of_warp[WARPS][16];
