@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tests.gpu.here import architectures
 from tests.makers import tiny_checkpoint, write_recipe
 
 Requests = Sequence[tuple[Any, dict[str, Any]]]
@@ -55,8 +54,7 @@ def tiny(folder: Path, *, backend: str, dtype: str, window: int = 4, **limits: i
 
 def paged() -> str:
     """The recipe's [backend] for this machine's GPU."""
-    major, minor = torch.cuda.get_device_capability()
-    return f'name = "onnxruntime-cuda"\ncache = "paged"\narchitectures = ["{major}.{minor}"]'
+    return f'name = "onnxruntime-cuda"\ncache = "paged"\narchitectures = {list(architectures())}'
 
 
 def drive(llm: LLM, requests: Requests, *, timeout_s: float = 120) -> list[RequestOutput]:

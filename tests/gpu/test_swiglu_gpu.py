@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.module import KernelModule
 from tandemrt.plugins.kernels.swiglu import SwigluLauncher
 from tandemrt.plugins.reference.swiglu import swiglu
+from tests.gpu.here import architectures
 
 EPSILON = {torch.float32: 4e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
@@ -16,8 +18,7 @@ EPSILON = {torch.float32: 4e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> KernelModule:
     folder: Path = tmp_path_factory.mktemp("kernels")
-    major, minor = torch.cuda.get_device_capability()
-    compile_kernels([f"{major}.{minor}"], folder, names=["swiglu"])
+    compile_kernels(architectures(), folder, names=["swiglu"])
     return KernelModule.open(folder, "swiglu")
 
 
@@ -34,3 +35,11 @@ def test_the_kernel_equals_the_reference_and_writes_nothing_else(
     expected = torch.from_numpy(swiglu(gate_up.double().cpu().numpy()))
     torch.testing.assert_close(activated.double().cpu(), expected, rtol=EPSILON[dtype], atol=1e-6)
     assert (room[gate_up.numel() // 2 :] == 77.0).all()
+
+
+def test_a_kernel_that_was_not_compiled_is_refused_by_name(tmp_path: Path) -> None:
+    compile_kernels(architectures(), tmp_path, names=["swiglu"], dtypes=["float16"])
+    module = KernelModule.open(tmp_path, "swiglu")
+    module.kernel("swiglu_fp16")
+    with pytest.raises(BackendUnavailable, match=r"no kernel swiglu_bf16 among those that were compiled: .* build it"):
+        module.kernel("swiglu_bf16")
