@@ -42,6 +42,15 @@ def test_every_piece_of_every_round_is_a_graph(bundle: Path) -> None:
         assert metrics.rounds <= metrics.waits <= metrics.rounds + 1
 
 
+def test_a_shape_that_first_occurs_beside_slots_that_others_left_is_a_graph(bundle: Path) -> None:
+    """Free slots write into one scratch block. The last request alone has windows of two."""
+    requests = [(prompt, params | {"max_tokens": 8}) for prompt, params in EVEN[:3]]
+    requests.append((EVEN[3][0], EVEN[3][1] | {"window": 2}))
+    with LLM(bundle) as llm:
+        drive(llm, requests)
+        assert llm.metrics.eager_runs == {}
+
+
 @pytest.mark.parametrize("requests", [MIXED, EVEN], ids=["mixed", "even"])
 def test_replayed_graphs_write_what_eager_runs_write(bundle: Path, requests: Any) -> None:
     found = []
