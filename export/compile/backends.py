@@ -1,5 +1,6 @@
 """One door to the compilers: which lowering a backend needs, and what makes an engine out of a graph."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +40,16 @@ class CompileOptions:
     progress: Progress | None = None
 
     def require_use(self, recipe: Recipe) -> None:
-        """Raise BadRecipe for an option that the recipe's backend would ignore."""
-        if self.timing_cache is not None and not isinstance(recipe.backend, TensorRt):
+        """Raise BadRecipe for an option that the recipe's backend would ignore, or that would fail after the work."""
+        file = self.timing_cache
+        if file is None:
+            return
+        if not isinstance(recipe.backend, TensorRt):
             rule = "--timing-cache needs backend.name 'tensorrt'"
             raise BadRecipe(f"{rule}; got {recipe.backend.name!r}, which measures nothing while it builds. Drop it")
+        there = next(path for path in (file.absolute(), *file.absolute().parents) if path.exists())
+        if there.is_dir() == (there == file.absolute()) or not os.access(there, os.W_OK):
+            raise BadRecipe(f"--timing-cache must be a file that can be written; got {str(file)!r}. Name another")
 
 
 DEFAULTS = CompileOptions()

@@ -68,6 +68,14 @@ def test_a_damaged_report_of_an_engine_is_named_and_hides_nothing_else(run, fold
             ("--backend", "tensorrt-rtx", "--dtype", "float16", "--timing-cache", "timings"),
             "--timing-cache needs backend.name 'tensorrt'; got 'tensorrt-rtx'",
         ),
+        (
+            ("--backend", "tensorrt", "--dtype", "float16", "--timing-cache", "."),
+            "--timing-cache must be a file that can be written; got '.'",
+        ),
+        (
+            ("--backend", "tensorrt", "--dtype", "float16", "--timing-cache", "tiny.toml/timings"),
+            "--timing-cache must be a file that can be written; got 'tiny.toml/timings'",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_built(run, folder: Path, options, message) -> None:
