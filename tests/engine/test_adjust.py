@@ -1,5 +1,7 @@
 """Adjusted logits: the definition against what others compute, and the engine against the definition."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -10,6 +12,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from tandemrt.engines import contract
 from tandemrt.export.verify import build_adjust
+from tandemrt.plugins.kernels.compile import ARCHITECTURES, compile_kernel
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.reference import adjust_logits
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
@@ -156,3 +159,14 @@ def test_the_model_is_standard_onnx_that_carries_its_function(dtype):
     assert [function.name for function in model.functions] == ["adjust_logits"]
     assert {node.domain for node in model.graph.node} == {DOMAIN}
     assert {node.domain for node in model.functions[0].node} == {""}
+
+
+def test_the_kernels_take_what_their_launcher_passes_and_spill_nothing():
+    """Pointers to inputs, 32-bit sizes, the logits; for every architecture."""
+    compiled = {each.file: each for each in compile_kernel("adjust", ARCHITECTURES)}
+    text = compiled["adjust.ptx"].code.decode()
+    entries = dict(re.findall(r"\.visible \.entry (\w+)\((.*?)\)", text, re.DOTALL))
+    assert set(entries) == {"adjust_bf16", "adjust_fp16", "adjust_fp32"}
+    for parameters in entries.values():
+        assert re.findall(r"\.param \.([us]\d+)", parameters) == ["u64"] * 9 + ["u32"] * 3 + ["u64"]
+    assert set(re.findall(r"(\d+) bytes spill stores", compiled["adjust.sm_90.cubin"].log)) == {"0"}

@@ -1,0 +1,92 @@
+"""Adjusted logits on a CUDA device: kernel and graph give the numbers of the definition, in place and in rounds."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from tandemrt import LLM
+from tandemrt.engines import contract
+from tandemrt.export.verify import build_adjust
+from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.plugins.kernels.module import KernelModule
+from tandemrt.runtime.backends.kernels import AdjustEngine
+from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.check.adjust import adjust_case, adjusted, defined
+from tests.gpu.here import architectures
+from tests.gpu.here import architectures
+from tests.gpu.rounds import EVEN, MIXED, drive, paged, tiny, told
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+DTYPES = ["float32", "float16", "bfloat16"]
+SHAPES = [(33, 0, 16), (1001, 4, 64), (2049, 1, 300), (151936, 4, 4096)]  # vocab, window, columns
+CUDA = torch.device("cuda", 0)
+PENALTIES: list[dict[str, Any]] = [
+    {"presence_penalty": 1.5, "logit_bias": dict.fromkeys(range(65, 75), 4.0)},
+    {"frequency_penalty": 0.7, "repetition_penalty": 1.4},
+    {"logit_bias": {70: 100.0}},
+    {},
+]
+ADJUSTED = [(prompt, params | PENALTIES[i % 4]) for i, (prompt, params) in enumerate([*MIXED, *EVEN])]
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> KernelModule:
+    folder: Path = tmp_path_factory.mktemp("kernels")
+    compile_kernels(architectures(), folder, names=["adjust"])
+    return KernelModule.open(folder, "adjust")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("vocab", "window", "columns"), SHAPES)
+def test_the_kernel_gives_the_numbers_of_the_definition(
+    module: KernelModule, vocab: int, window: int, columns: int, dtype: str
+) -> None:
+    engine = AdjustEngine(module, contract.adjust(vocab=vocab, dtype=dtype), CUDA)
+    for seed in range(3):
+        case = adjust_case(vocab=vocab, window=window, columns=columns, batch=5, seed=seed)
+        np.testing.assert_array_equal(adjusted(engine, case), defined(case, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("vocab", "window", "columns"), SHAPES[:3])
+def test_the_graph_gives_the_numbers_of_the_definition(
+    tmp_path: Path, vocab: int, window: int, columns: int, dtype: str
+) -> None:
+    ir.save(build_adjust(vocab=vocab, dtype=dtype), tmp_path / "adjust.onnx")
+    bindings = contract.adjust(vocab=vocab, dtype=dtype)
+    engine = OnnxRuntimeEngine.open(tmp_path / "adjust.onnx", bindings, device="cuda")
+    case = adjust_case(vocab=vocab, window=window, columns=columns, batch=5, seed=0)
+    np.testing.assert_array_equal(adjusted(engine, case), defined(case, dtype))
+
+
+@pytest.fixture(scope="module", params=["float16", "bfloat16"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny(tmp_path_factory.mktemp(request.param) / "tiny", backend=paged(), dtype=request.param)
+
+
+def test_rounds_with_penalties_are_graphs_that_write_what_eager_runs_write(bundle: Path) -> None:
+    found = []
+    for cuda_graphs in (True, False):
+        with LLM(bundle, cuda_graphs=cuda_graphs) as llm:
+            first = told(drive(llm, ADJUSTED))
+            assert told(drive(llm, ADJUSTED)) == first, "a second run repeats the first"
+            if cuda_graphs:
+                assert llm.metrics.eager_runs == {}
+                assert any(key[0] == "adjust" for key in llm._loop.tandem._graphs._graphs)  # type: ignore[index]
+            found.append(first)
+    assert found[0] == found[1]
+    assert set(found[0][2][0]) == {70}
+
+
+def test_overlap_changes_no_penalised_token(bundle: Path) -> None:
+    even = ADJUSTED[len(MIXED) :]
+    found = []
+    for overlap in (True, False):
+        with LLM(bundle, overlap=overlap) as llm:
+            found.append(told(drive(llm, even)))
+    assert found[0] == found[1]
