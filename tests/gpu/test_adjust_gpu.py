@@ -17,7 +17,6 @@ from tandemrt.runtime.backends.kernels import AdjustEngine
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.check.adjust import adjust_case, adjusted, defined
 from tests.gpu.here import architectures
-from tests.gpu.here import architectures
 from tests.gpu.rounds import EVEN, MIXED, drive, paged, tiny, told
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
