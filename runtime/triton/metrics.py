@@ -62,7 +62,8 @@ class Publisher:
 
     def _publish(self) -> None:
         for key, value in _counts(self._metrics):
-            if value != self._sent.get(key, 0):
+            # Kept tokens fall where a stop string cuts off what might have become a marker; a counter never does.
+            if value > self._sent.get(key, 0):
                 self._counter(key).increment(value - self._sent.get(key, 0))
                 self._sent[key] = value
         for gauge, read in self._gauges:

@@ -1,0 +1,47 @@
+"""What is published of the runtime's counts, with the server's rule that a counter never falls."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandemrt.runtime.metrics import Metrics
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def increment(self, by: float) -> None:
+        if by < 0:
+            raise ValueError("a counter is only incremented")
+        self.value += by
+
+
+def test_a_count_that_falls_back_is_published_when_it_has_risen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that might have begun a marker are kept, until a stop string that ends inside of it cuts them off."""
+    counters: dict[str, Counter] = {}
+
+    class MetricFamily:
+        COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+        def __init__(self, name: str, *_: Any) -> None:
+            self.name = name
+
+        def Metric(self, **_: Any) -> Counter:  # noqa: N802  # the server's name
+            return counters.setdefault(self.name, Counter())
+
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", SimpleNamespace(MetricFamily=MetricFamily))
+    monkeypatch.delitem(sys.modules, "tandemrt.runtime.triton.metrics", raising=False)
+    from tandemrt.runtime.triton.metrics import Publisher
+
+    metrics = Metrics()
+    publisher = Publisher(metrics, {}, {})
+    seen = []
+    for kept in (5, 3, 4, 7):
+        metrics.kept = kept
+        publisher._publish()
+        seen.append(counters["tandemrt_kept_total"].value)
+    publisher.close()
+    assert seen == [5, 5, 5, 7]
