@@ -2,27 +2,31 @@
 #pragma once
 #include "stats.cuh"
 
-// Where the request stands in its text (runtime/slots.py). Null pointers: nobody asks.
+// Where the requests stand in their texts (runtime/slots.py). Null pointers: nobody asks.
 struct Progress {
     i64* length;
-    i64* last;
-    i64* previous;
+    i64* position;
+    i64* newest;  // [batch, 2]
 
-    // One thread. `emitted` are `count` tokens.
-    __device__ __forceinline__ void advance(int request, const i64* emitted, int count) const {
-        if (!length || count == 0) return;
-        previous[request] = count > 1 ? emitted[count - 2] : last[request];
-        last[request] = emitted[count - 1];
+    // One warp; its lane i holds the i-th of `count` tokens that were emitted.
+    __device__ __forceinline__ void advance(int request, i64 token, int count) const {
+        i64 last = __shfl_sync(ALL_LANES, token, count - 1), previous = __shfl_sync(ALL_LANES, token, count - 2);
+        if (!length || count == 0 || (threadIdx.x & 31)) return;
+        i64* pair = newest + 2 * i64(request);
+        pair[0] = count > 1 ? previous : pair[1];
+        pair[1] = last;
         length[request] += count;
+        position[request] += count;
     }
 };
 
-// One thread: write the first `accepted` drafts, `final` if it is a token, -1 behind them.
-__device__ __forceinline__ int emit(const Drafts& drafts, int rows, int accepted, int final, i64* tokens) {
-#pragma unroll 1
-    for (int row = 0; row < rows; row++) tokens[row] = row < accepted ? drafts.tokens[row] : -1;
-    if (final >= 0) tokens[accepted] = final;
-    return accepted + (final >= 0);
+// One warp: lane i gets and writes the i-th of `rows` <= 32 tokens: the first `accepted` drafts, `final` if it is a
+// token, -1 behind them.
+__device__ __forceinline__ i64 emit(i64 draft, int rows, int accepted, int final, i64* tokens) {
+    int lane = threadIdx.x & 31;
+    i64 token = lane < accepted ? draft : lane == accepted ? final : -1;
+    if (lane < rows) tokens[lane] = token;
+    return token;
 }
 
 // The purpose of a row that is drawn from the target.
@@ -34,17 +38,17 @@ __device__ __forceinline__ u32 target_purpose(const Request& request, bool draft
 // residual decides; `empty` then says that no token of this part has one, and that the winner is of the target's own
 // law, which counts only if that holds for every part.
 template <class T>
-__device__ __forceinline__ Best part_winner(const Row<T>& row, const Request& request, const Law& law,
-                                            const Drafts& drafts, int index, bool refused, u32 purpose, int first,
-                                            int last, bool& empty) {
+__device__ __forceinline__ Contender part_winner(const Row<T>& row, const Request& request, const Law& law,
+                                                 const Drafts& drafts, int index, bool refused, u32 purpose, int first,
+                                                 int last, const typename Row<T>::Incoming& next, bool& empty) {
     empty = false;
-    if (!request.sampled) return greedy_part(row, first, last);
+    if (!request.sampled) return greedy_part(row, first, last, next);
     Noise noise(request.seed, request.position + index, refused ? u32(RESIDUAL) : purpose);
     if (refused) {
         const float* proposed = law.stats.drawn ? drafts.law(index, row.vocab) : nullptr;
-        Best best = draw_part(row, FromResidual(law, proposed, drafts.tokens[index]), noise, first, last);
+        Contender best = draw_part(row, FromResidual(law, proposed, drafts.tokens[index]), noise, first, last, next);
         if (best.token >= 0) return best;
         empty = true;
     }
-    return draw_part(row, FromScores(law), noise, first, last);
+    return draw_part(row, FromScores(law), noise, first, last, next);
 }

@@ -37,43 +37,59 @@ struct Law {
     }
 };
 
-// Draw from the scores themselves. Units: those of the logits, or of scores above temperature 1, so nothing overflows.
+// How a value and its noise add up. Units: those of the logits, or of scores above temperature 1, so nothing overflows.
+// Temperature 0: the logits alone decide.
+struct Scaling {
+    float temperature, x_scale, noise_scale;
+
+    __device__ __forceinline__ explicit Scaling(float temperature)
+        : temperature(temperature), x_scale(temperature > 1.0f ? 1.0f / temperature : 1.0f),
+          noise_scale(temperature > 1.0f ? 1.0f : temperature) {}
+
+    // To about six digits.
+    __device__ __forceinline__ float sum(float x, u32 word) const {
+        return fmaf(noise_scale, gumbel_approx(word), x * x_scale);
+    }
+    // No two sums that differ by more are in the wrong order.
+    __device__ __forceinline__ float tolerance(float sum) const { return noise_scale * 8e-6f + fabsf(sum) * 5e-7f; }
+    // Slack for the rounding of bounds and of all that is compared with them.
+    __device__ __forceinline__ float slack(float bound) const { return noise_scale * 1e-4f + fabsf(bound) * 1e-6f; }
+    __device__ __forceinline__ double exact(float x, u32 word) const {
+        double scaled = temperature > 1.0f ? double(x) / double(temperature) : double(x);
+        return noise_scale > 0.0f ? scaled + double(noise_scale) * double(gumbel(word)) : scaled;
+    }
+};
+
+// Draw from the scores themselves.
 struct FromScores {
     static const bool bootstraps = true;
     Law law;
-    float x_scale, noise_scale;
+    Scaling scaling;
 
-    __device__ __forceinline__ FromScores(const Law& law)
-        : law(law),
-          x_scale(law.temperature > 1.0f ? 1.0f / law.temperature : 1.0f),
-          noise_scale(law.temperature > 1.0f ? 1.0f : law.temperature) {}
+    __device__ __forceinline__ FromScores(const Law& law) : law(law), scaling(law.temperature) {}
 
-    __device__ __forceinline__ float ceiling(float top) const { return top * x_scale; }
+    __device__ __forceinline__ float ceiling(float top) const { return top * scaling.x_scale; }
     // What some token of the whole row reaches: the peak is always kept.
     __device__ __forceinline__ float known() const {
-        return law.filtered ? law.stats.peak * x_scale + NOISE_LOW * noise_scale : -INFINITE;
+        return law.filtered ? law.stats.peak * scaling.x_scale + NOISE_LOW * scaling.noise_scale : -INFINITE;
     }
     __device__ __forceinline__ bool value(float x, int, float& out) const {
         out = x;
         return law.kept(x);
-    }
-    __device__ __forceinline__ double exact(float x, u32 word) const {
-        double scaled = law.temperature > 1.0f ? double(x) / double(law.temperature) : double(x);
-        return scaled + double(noise_scale) * double(gumbel(word));
     }
 };
 
 // Draw from the residual max(p - q, 0) of a draft that was refused: the scores are its logarithms.
 struct FromResidual {
     static const bool bootstraps = false;
-    static constexpr float x_scale = 1.0f, noise_scale = 1.0f;
     Law law;
+    Scaling scaling;
     const float* proposed;  // the row's law in draft_probs; null: one-hot
     i64 draft;
     float slope, shift;  // of the bound: ln p = slope * (x - peak) - ln total
 
     __device__ __forceinline__ FromResidual(const Law& law, const float* proposed, i64 draft)
-        : law(law), proposed(proposed), draft(draft), slope(fminf(1.0f / law.temperature, 1e38f)),
+        : law(law), scaling(1.0f), proposed(proposed), draft(draft), slope(fminf(1.0f / law.temperature, 1e38f)),
           shift(1e-4f - float(log(law.stats.total))) {}
 
     __device__ __forceinline__ float ceiling(float top) const {
@@ -90,98 +106,120 @@ struct FromResidual {
         out = float(log(double(residual)));
         return residual > 0.0f;
     }
-    __device__ __forceinline__ double exact(float x, u32 word) const { return double(x) + double(gumbel(word)); }
 };
 
-// One that may win: its value, the random word, and their sum to about six digits.
+// One that may win: its sum with the noise to about six digits, its value, and the random word.
 struct Contender {
     float sum, x;
     u32 word;
-    int token;
+    int token;  // -1: none
+
+    static __device__ __forceinline__ Contender none() { return {-INFINITE, 0.0f, 0u, -1}; }
 };
 
-__device__ __forceinline__ float tolerance(float sum, float noise_scale) {
-    return noise_scale * 8e-6f + fabsf(sum) * 5e-7f;
-}
-
-// Evaluate the tokens of one group that the bound lets pass. Rare, so small rather than fast.
+// Evaluate the tokens of one group that the bound lets pass. Few do.
 template <class Group, class Source>
-__device__ __forceinline__ void examine(Group group, u32* words, int token, const Source& source, float slope,
-                                        float least, Contender& best) {
-#pragma unroll 1
-    for (int i = 0; i < 8; i++, token++) {
-        float raw = group.front(), x;
-        u32 word = words[0];
-        group.rotate();
+__device__ __forceinline__ void examine(const Group& group, const u32 (&words)[8], int token, const Source& source,
+                                        float slope, float least, Contender& best) {
+    least = fmaxf(least, best.sum - source.scaling.slack(best.sum));
+    u32 passing = 0;
 #pragma unroll
-        for (int j = 0; j < 7; j++) words[j] = words[j + 1];
-        float mine = best.sum - (source.noise_scale * 1e-4f + fabsf(best.sum) * 1e-6f);
-        float over = source.ceiling(raw) - fmaxf(least, mine);
-        if (!may_exceed(word, exp2_approx(over * slope)) || !source.value(raw, token, x)) continue;
-        Contender other = {fmaf(source.noise_scale, gumbel_approx(word), x * source.x_scale), x, word, token};
-        float margin = tolerance(other.sum, source.noise_scale);
+    for (int i = 0; i < 8; i++)
+        if (may_exceed(words[i], exp2_approx((source.ceiling(group.at(i)) - least) * slope))) passing |= 1u << i;
+#pragma unroll 1
+    for (; passing; passing &= passing - 1) {
+        int place = __ffs(passing) - 1;
+        float raw = group.at(0), x;
+        u32 word = words[0];
+#pragma unroll
+        for (int i = 1; i < 8; i++)
+            if (i == place) raw = group.at(i), word = words[i];
+        if (!source.value(raw, token + place, x)) continue;
+        Contender other = {source.scaling.sum(x, word), x, word, token + place};
+        float margin = source.scaling.tolerance(other.sum);
         bool wins = best.token < 0 || other.sum > best.sum + margin;
-        if (!wins && other.sum >= best.sum - margin) wins = source.exact(x, word) > source.exact(best.x, best.word);
+        if (!wins && other.sum >= best.sum - margin)
+            wins = source.scaling.exact(x, word) > source.scaling.exact(best.x, best.word);
         if (wins) best = other;
     }
 }
 
-template <class Group, class Source>
-__device__ __forceinline__ float low_bound(Group group, const Source& source, const u32* words) {
+template <class Group>
+__device__ __forceinline__ float low_bound(const Group& group, const Scaling& scaling, const u32 (&words)[8]) {
     float low = -INFINITE;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float x = group.front();
-        group.rotate();
-        float sum = fmaf(source.noise_scale * 0.6931471f, gumbel_low_log2(words[i]), x * source.x_scale);
+        float x = group.at(i);
+        float sum = fmaf(scaling.noise_scale * 0.6931471f, gumbel_low_log2(words[i]), x * scaling.x_scale);
         low = finite(x) ? fmaxf(low, sum) : low;
     }
     return low;
 }
 
-template <class T>
-__device__ __forceinline__ void fetch(const Row<T>& row, int index, int last, typename Row<T>::Group& group) {
-    if (index < last) group = row.group(index);
-    else group.clear();
+// The highest sum that some token of the row is known to reach. Threads read and raise it as they go, in any order: one
+// that sees an older bound evaluates more than it must, and finds the same.
+struct SharedBound {
+    u32* key;  // in shared memory
+
+    __device__ __forceinline__ float get() const {  // the same for a warp
+        return unordered(__shfl_sync(ALL_LANES, *(volatile u32*)key, 0));
+    }
+    __device__ __forceinline__ void raise(float sum) const {
+        u32 highest = __reduce_max_sync(ALL_LANES, ordered(sum));
+        if ((threadIdx.x & 31) == 0) atomicMax(key, highest);
+    }
+};
+
+// The winner of a block, from the best of each of its threads, whose sums have raised the bound. None if the row has a
+// better token elsewhere. Sums are good to six digits: if several are that close, they are compared exactly.
+__device__ __forceinline__ Contender settle(const Contender& best, const Scaling& scaling, const SharedBound& bound) {
+    __shared__ Contender winner;
+    __syncthreads();
+    float highest = bound.get();
+    bool contends = best.token >= 0 && best.sum >= highest - scaling.slack(highest);
+    if (threadIdx.x == 0) winner = Contender::none();
+    if (__syncthreads_count(contends) > 1) {
+        Best first = block_best(contends ? Best{scaling.exact(best.x, best.word), best.token} : Best{0.0, -1});
+        contends = contends && best.token == first.token;
+    }
+    if (contends) winner = best;
+    __syncthreads();
+    return winner;
 }
 
-// The best of groups [first, last) of a row; every thread of the block calls it and gets the answer.
+// The winner of groups [first, last) of a row; every thread of the block calls it and gets the answer. `next` is the
+// group at first + threadIdx.x, which was asked for before.
 template <class T, class Source>
-__device__ __forceinline__ Best draw_part(const Row<T>& row, const Source& source, const Noise& noise, int first,
-                                          int last) {
-    __shared__ u32 shared_bound;  // a sum that some token of the row reaches
-    if (threadIdx.x == 0) shared_bound = ordered(source.known());
+__device__ __forceinline__ Contender draw_part(const Row<T>& row, const Source& source, const Noise& noise, int first,
+                                               int last, typename Row<T>::Incoming next) {
+    __shared__ u32 key;
+    SharedBound shared = {&key};
+    __syncthreads();  // an earlier call may still read it
+    if (threadIdx.x == 0) key = ordered(source.known());
     __syncthreads();
 
-    const float scale = source.noise_scale;
-    const float slope = fminf(1.4426950f / scale, 1e38f);
+    const Scaling& scaling = source.scaling;
+    const float slope = fminf(1.4426950f / scaling.noise_scale, 1e38f);
     const float lowest = source.law.lowest();
-    Contender best = {-INFINITE, 0.0f, 0u, -1};
-
-    typename Row<T>::Group next;
-    fetch(row, first + threadIdx.x, last, next);
+    Contender best = Contender::none();
 #pragma unroll 1
     for (int base = first; base < last; base += blockDim.x) {
         int index = base + threadIdx.x;
-        typename Row<T>::Group group = next;
-        fetch(row, index + blockDim.x, last, next);
-        float bound = unordered(__shfl_sync(ALL_LANES, *(volatile u32*)&shared_bound, 0));
+        typename Row<T>::Group group = next.take();
+        next = row.fetch(index + blockDim.x, last);
+        float bound = shared.get();
         float top = group.top();
         float ceiling = source.ceiling(top);
-        // Slack for the rounding of all that is compared with it.
-        float least = bound - (scale * 1e-4f + fabsf(bound) * 1e-6f);
-        bool possible = top > -INFINITE && top >= lowest && !(ceiling < least - NOISE_HIGH * scale);
+        float least = bound - scaling.slack(bound);
+        bool possible = top > -INFINITE && top >= lowest && !(ceiling < least - NOISE_HIGH * scaling.noise_scale);
         u32 words[8];
-        if (possible) {
-            noise.words(2 * index, words);
-            noise.words(2 * index + 1, words + 4);
-        }
-        if (Source::bootstraps && bound == -INFINITE) {
-            // Nothing is known yet: a cheap bound from below, so that few of the first tokens are evaluated.
-            float low = possible ? low_bound(group, source, words) : -INFINITE;
-            bound = unordered(__reduce_max_sync(ALL_LANES, ordered(low)));
-            least = bound - (scale * 1e-4f + fabsf(bound) * 1e-6f);
-            if ((threadIdx.x & 31) == 0) atomicMax(&shared_bound, ordered(bound));
+        if (possible) noise.words(index, words);
+        if (Source::bootstraps) {
+            // While nothing is known: a cheap bound from below, so that few of the first tokens are evaluated.
+            if (bound == -INFINITE) shared.raise(possible ? low_bound(group, scaling, words) : -INFINITE);
+            if (base == first) __syncthreads();
+            bound = shared.get();
+            least = bound - scaling.slack(bound);
         }
         bool news = false;
         if (possible) {
@@ -193,35 +231,41 @@ __device__ __forceinline__ Best draw_part(const Row<T>& row, const Source& sourc
                 news = best.sum > before;
             }
         }
-        if (__any_sync(ALL_LANES, news)) {
-            u32 highest = __reduce_max_sync(ALL_LANES, ordered(best.sum));
-            if ((threadIdx.x & 31) == 0) atomicMax(&shared_bound, highest);
-        }
+        if (__any_sync(ALL_LANES, news)) shared.raise(best.sum);
     }
-    // Sums are good to six digits: whoever is that close to the largest is compared exactly.
-    float close = block_max(best.sum);
-    close -= 2.0f * tolerance(close, scale);
-    bool contends = best.token >= 0 && best.sum >= close;
-    return block_best(contends ? Best{source.exact(best.x, best.word), best.token} : Best{0.0, -1});
+    return settle(best, scaling, shared);
 }
 
-// The largest finite logit of groups [first, last); the first of equals.
+// The largest finite logit of groups [first, last); the first of equals. As draw_part.
 template <class T>
-__device__ __forceinline__ Best greedy_part(const Row<T>& row, int first, int last) {
-    float best = -INFINITE;
-    int token = -1;
-    typename Row<T>::Group next;
-    fetch(row, first + threadIdx.x, last, next);
-#pragma unroll 1
-    for (int index = first + threadIdx.x; index < last; index += blockDim.x) {
-        typename Row<T>::Group group = next;
-        fetch(row, index + blockDim.x, last, next);
-        if (!(group.top() > best)) continue;
+__device__ __forceinline__ Contender greedy_part(const Row<T>& row, int first, int last,
+                                                 typename Row<T>::Incoming next) {
+    __shared__ u32 key;
+    SharedBound shared = {&key};
+    __syncthreads();
+    if (threadIdx.x == 0) key = ordered(-INFINITE);
+    __syncthreads();
+
+    Contender best = Contender::none();
+    auto look = [&](const typename Row<T>::Group& group, int index) {
+        if (!(group.top() > best.sum)) return;
 #pragma unroll
-        for (int i = 0; i < 8; i++, group.rotate()) {
-            float x = group.front();
-            if (x > best && finite(x)) best = x, token = 8 * index + i;
+        for (int i = 0; i < 8; i++) {
+            float x = group.at(i);
+            if (x > best.sum && finite(x)) best = {x, x, 0u, 8 * index + i};
         }
+    };
+    int index = first + threadIdx.x;
+    look(next.take(), index);
+    const int ahead = 4;
+#pragma unroll 1
+    for (index += blockDim.x; index < last; index += ahead * blockDim.x) {
+        typename Row<T>::Incoming held[ahead];
+#pragma unroll
+        for (int i = 0; i < ahead; i++) held[i] = row.fetch(index + i * blockDim.x, last);
+#pragma unroll
+        for (int i = 0; i < ahead; i++) look(held[i].take(), index + i * blockDim.x);
     }
-    return block_best(Best{double(best), token});
+    shared.raise(best.sum);
+    return settle(best, Scaling(0.0f), shared);
 }

@@ -60,3 +60,27 @@ __device__ __forceinline__ u32 ordered(float x) {
 __device__ __forceinline__ float unordered(u32 key) {
     return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
+
+// Count one more, after all that this thread has written and before all that it reads from here on. Gives the count so
+// far. With __syncthreads() in front and behind, that holds for the block.
+__device__ __forceinline__ u32 arrive(u32* counter) {
+    u32 before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
+// What other blocks have written: past this processor's own cache.
+__device__ __forceinline__ u32 load_fresh(const u32* source) {
+    u32 word;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(source) : "memory");
+    return word;
+}
+
+__device__ __forceinline__ uint4 load_fresh(const uint4* source) {
+    uint4 x;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(source)
+                 : "memory");
+    return x;
+}

@@ -16,29 +16,20 @@ struct Packed {
 
     __device__ __forceinline__ void clear() { pair[0] = pair[1] = pair[2] = pair[3] = Lanes::lowest; }
 
-    __device__ __forceinline__ void load(const void* source) {
-        u64 address = u64(source);
-        if ((address & 15) == 0) {
+    // The first `count` logits at `source`, which may be any place. Nothing else is read.
+    __device__ __forceinline__ void load(const void* source, int count) {
+        if (count >= 8 && (u64(source) & 15) == 0) {
             uint4 all = *reinterpret_cast<const uint4*>(source);
             pair[0] = all.x, pair[1] = all.y, pair[2] = all.z, pair[3] = all.w;
-        } else {  // rows of an odd vocabulary: whole words, shifted into place
-            const u32* words = reinterpret_cast<const u32*>(address & ~u64(3));
-            u32 shift = u32(address & 2) * 8;
-            u32 next = words[0];
+        } else {
+            const u16* halves = reinterpret_cast<const u16*>(source);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                u32 word = next;
-                next = i < 3 || shift ? words[i + 1] : 0;
-                pair[i] = __funnelshift_r(word, next, shift);
+                u32 low = 2 * i < count ? halves[2 * i] : Lanes::lowest & 0xffffu;
+                u32 high = 2 * i + 1 < count ? halves[2 * i + 1] : Lanes::lowest & 0xffffu;
+                pair[i] = low | high << 16;
             }
         }
-    }
-
-    __device__ __forceinline__ void set(int i, u16 bits) {
-        u32 half = (i & 1) * 16;
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (i / 2 == j) pair[j] = (pair[j] & ~(0xffffu << half)) | (u32(bits) << half);
     }
 
     // A nibble, times this, has bit k of the nibble at the sign of byte k.
@@ -55,6 +46,11 @@ struct Packed {
     __device__ __forceinline__ float top() const {
         u32 two = Lanes::max(Lanes::max(pair[0], pair[1]), Lanes::max(pair[2], pair[3]));
         return fmaxf(Lanes::low(two), Lanes::high(two));
+    }
+
+    // `i` is a constant wherever loops are unrolled.
+    __device__ __forceinline__ float at(int i) const {
+        return i & 1 ? Lanes::high(pair[i / 2]) : Lanes::low(pair[i / 2]);
     }
 
     __device__ __forceinline__ float front() const { return Lanes::low(pair[0]); }
@@ -88,20 +84,14 @@ struct Wide {
         for (int i = 0; i < 8; i++) x[i] = -INFINITE;
     }
 
-    __device__ __forceinline__ void load(const void* source) {
-        if ((u64(source) & 15) == 0) {
+    __device__ __forceinline__ void load(const void* source, int count) {
+        if (count >= 8 && (u64(source) & 15) == 0) {
             float4 a = reinterpret_cast<const float4*>(source)[0], b = reinterpret_cast<const float4*>(source)[1];
             x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; i++) x[i] = reinterpret_cast<const float*>(source)[i];
+            for (int i = 0; i < 8; i++) x[i] = i < count ? reinterpret_cast<const float*>(source)[i] : -INFINITE;
         }
-    }
-
-    __device__ __forceinline__ void set(int i, float value) {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            if (i == j) x[j] = value;
     }
 
     __device__ __forceinline__ void mask(u32 bits) {
@@ -113,6 +103,8 @@ struct Wide {
         float a = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
         return fmaxf(a, fmaxf(fmaxf(x[4], x[5]), fmaxf(x[6], x[7])));
     }
+
+    __device__ __forceinline__ float at(int i) const { return x[i]; }
 
     __device__ __forceinline__ float front() const { return x[0]; }
 
@@ -143,29 +135,35 @@ struct Row {
 
     __device__ __forceinline__ int groups() const { return (vocab + 7) / 8; }
 
-    // Tokens 8 * index to 8 * index + 7. What is masked or behind the vocabulary is -infinity.
-    __device__ __forceinline__ Group group(int index) const {
-        Group group;
-        u32 allowed = mask ? mask[index] : 0xffu;
-        if (8 * index + 8 <= vocab) {  // whatever the mask says: both loads are then under way at once
-            group.load(logits + 8 * index);
-        } else {
-            group.clear();
-#pragma unroll 1
-            for (int i = 0; 8 * index + i < vocab; i++) set(group, i, logits[8 * index + i]);
+    // A group whose loads are under way: nothing waits for them before take().
+    struct Incoming {
+        Group raw;
+        u32 allowed;
+
+        // What is masked or behind the vocabulary is -infinity.
+        __device__ __forceinline__ Group take() const {
+            Group group = raw;
+            if (allowed != 0xffu) group.mask(allowed);
+            return group;
         }
-        if (allowed != 0xffu) group.mask(allowed);
-        return group;
+    };
+
+    // Ask for tokens 8 * index to 8 * index + 7, if index < last.
+    __device__ __forceinline__ Incoming fetch(int index, int last) const {
+        Incoming incoming;
+        incoming.raw.clear();
+        incoming.allowed = 0xffu;
+        if (index >= last) return incoming;
+        if (mask) incoming.allowed = mask[index];
+        incoming.raw.load(logits + 8 * index, vocab - 8 * index);  // whatever the mask says: both are under way at once
+        return incoming;
     }
+
+    __device__ __forceinline__ Group group(int index) const { return fetch(index, index + 1).take(); }
 
     // One logit, -infinity where it is masked.
     __device__ __forceinline__ float at(int token) const {
         bool allowed = !mask || (mask[token / 8] >> (token % 8) & 1);
         return allowed ? to_float(logits[token]) : -INFINITE;
     }
-
-  private:
-    static __device__ __forceinline__ void set(Wide& group, int i, float x) { group.set(i, x); }
-    template <class Half, class Lanes>
-    static __device__ __forceinline__ void set(Packed<Lanes>& group, int i, Half x) { group.set(i, x.bits); }
 };

@@ -33,8 +33,14 @@ struct Noise {
         key1 = k1 + 2 * PHILOX_W1;
     }
 
+    // The random words of tokens 8 * group to 8 * group + 7.
+    __device__ __forceinline__ void words(u32 group, u32 (&out)[8]) const {
+        quad(2 * group, out);
+        quad(2 * group + 1, out + 4);
+    }
+
     // The random words of tokens 4 * quad to 4 * quad + 3.
-    __device__ __forceinline__ void words(u32 quad, u32* out) const {
+    __device__ __forceinline__ void quad(u32 quad, u32* out) const {
         u64 left = u64(quad) * PHILOX_M0;
         u64 right = u64(u32(left >> 32) ^ first1) * PHILOX_M1;
         u32 c0 = u32(right >> 32) ^ second0, c1 = u32(right), c2 = second1 ^ u32(left), c3 = second3;

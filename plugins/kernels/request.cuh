@@ -40,6 +40,12 @@ struct Drafts {
           probs(laws ? laws + i64(i) * (rows - 1) * vocab : nullptr),
           length(lengths ? int(lengths[i]) : 0) {}
 
+    // A warp: its lane i gets the i-th draft, -1 behind the last.
+    __device__ __forceinline__ i64 of_lane() const {
+        int lane = threadIdx.x & 31;
+        return lane < length ? tokens[lane] : -1;
+    }
+
     __device__ __forceinline__ const float* law(int row, int vocab) const {
         return probs ? probs + i64(row) * vocab : nullptr;
     }

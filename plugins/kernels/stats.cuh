@@ -1,5 +1,5 @@
-// What the filters leave of a row: peak, threshold, normaliser. One block per row; every sum is of integers or in a
-// fixed order, so equal rows give equal bits.
+// What the filters leave of a row: peak, threshold, normaliser. One block per row, but several may count its values.
+// Every sum is of integers or in a fixed order, so equal rows give equal bits.
 //
 // A filter is a threshold: going down from the largest score, the first one at which the tokens so far number top-k,
 // or hold top-p of the mass. It is found by a histogram of the scores, then of the scores within the bin where that
@@ -15,12 +15,14 @@
 #define BF16_HIGH (136 << 7)
 #define BF16_SIGN (BF16_HIGH - BF16_LOW)
 #define BF16_BINS (2 * BF16_SIGN + 2)
+#define BF16_ODD BF16_BINS  // how many values one of those bins does not tell apart
+#define BF16_COUNTS (BF16_BINS + 2)  // all of them, a multiple of four
 
 // Masses are in units of 2^-44: a row of 2^19 equal logits fits into 64 bits, and 1e-13 of the peak counts.
 #define MASS_UNIT 17592186044416.0
 
 struct Histogram {
-    u32 low[BF16_BINS];  // of 64-bit sums, or counts
+    u32 low[BF16_COUNTS];  // of 64-bit sums, or counts
     u32 high[BINS];
 };
 
@@ -34,70 +36,92 @@ __device__ __forceinline__ void clear(u32* words, int count) {
     for (int i = threadIdx.x; i < count; i += blockDim.x) words[i] = 0;
 }
 
-// Call `visit(logit)` for every finite, allowed logit of the row. `Ahead` groups of a thread are in flight, and `visit`
-// is laid out 8 * Ahead times if it is small, else once.
+// Call `visit(logit)` for every finite, allowed logit of groups [first, last). `Ahead` groups of a thread are under way
+// at a time, and `visit` is laid out 8 * Ahead times if it is small, else once.
 template <int Ahead, class T, class Visit>
-__device__ __forceinline__ void each_logit(const Row<T>& row, Visit visit) {
-    int groups = row.groups();
+__device__ __forceinline__ void each_logit(const Row<T>& row, int first, int last, Visit visit) {
 #pragma unroll 1
-    for (int base = 0; base < groups; base += Ahead * blockDim.x) {
-        typename Row<T>::Group held[Ahead];
+    for (int base = first; base < last; base += Ahead * blockDim.x) {
+        typename Row<T>::Incoming held[Ahead];
+#pragma unroll
+        for (int i = 0; i < Ahead; i++) held[i] = row.fetch(base + i * blockDim.x + threadIdx.x, last);
 #pragma unroll
         for (int i = 0; i < Ahead; i++) {
-            int index = base + i * blockDim.x + threadIdx.x;
-            if (index < groups) held[i] = row.group(index);
-            else held[i].clear();
-        }
-#pragma unroll
-        for (int i = 0; i < Ahead; i++) {
+            typename Row<T>::Group group = held[i].take();
 #pragma unroll(Ahead == 1 ? 1 : 8)
-            for (int j = 0; j < 8; j++, held[i].rotate()) {
-                float x = held[i].front();
+            for (int j = 0; j < 8; j++, group.rotate()) {
+                float x = group.front();
                 if (finite(x)) visit(x);
             }
         }
     }
 }
 
-// Where the running sum of `weight(bin)` over bins [0, bins) first reaches a target.
+template <int Ahead, class T, class Visit>
+__device__ __forceinline__ void each_logit(const Row<T>& row, Visit visit) {
+    each_logit<Ahead>(row, 0, row.groups(), visit);
+}
+
+// A warp: the sum of this lane's value and those of the lanes below.
+__device__ __forceinline__ u64 running_sum(u64 value) {
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        u64 below = __shfl_up_sync(ALL_LANES, value, offset);
+        if ((threadIdx.x & 31) >= offset) value += below;
+    }
+    return value;
+}
+
+// Where the running sum of `weight(bin)` over bins [first, last) first reaches a target.
 struct Found {
-    int bin;     // bins, if it never does
+    int bin;     // last, if it never does
     u64 before;  // the sum of the bins in front of it
 };
 
-// `target(total)` says what to reach. Each thread has a run of neighbouring bins.
+// `target(total)` says what to reach. Each warp has a run of neighbouring bins.
 template <class Weight, class Target>
-__device__ __forceinline__ Found first_reaching(int bins, Weight weight, Target target) {
+__device__ __forceinline__ Found first_reaching(int first, int last, Weight weight, Target target) {
     __shared__ u64 warp_sums[32];
     __shared__ Found found;
-    int each = (bins + blockDim.x - 1) / blockDim.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    int first = min(int(threadIdx.x) * each, bins), last = min(first + each, bins);
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    int each = (last - first + blockDim.x - 1) / blockDim.x * 32;
+    int begin = first + warp * each, end = min(begin + each, last);
     u64 mine = 0;
 #pragma unroll 1
-    for (int bin = first; bin < last; bin++) mine += weight(bin);
-    u64 until = mine;  // inclusive
-    for (int offset = 1; offset < 32; offset <<= 1) {
-        u64 left = __shfl_up_sync(ALL_LANES, until, offset);
-        if (lane >= offset) until += left;
-    }
+    for (int bin = begin + lane; bin < end; bin += 32) mine += weight(bin);
+    mine = __shfl_sync(ALL_LANES, running_sum(mine), 31);
     __syncthreads();
-    if (lane == 31) warp_sums[warp] = until;
-    if (threadIdx.x == 0) found = {bins, 0};
+    if (lane == 0) warp_sums[warp] = mine;
+    if (threadIdx.x == 0) found = {last, 0};
     __syncthreads();
-    u64 total = 0, before = until - mine;
-    for (int i = 0; i < int(blockDim.x >> 5); i++) {
-        if (i < warp) before += warp_sums[i];
-        total += warp_sums[i];
-    }
-    u64 goal = target(total);
+    u64 until = running_sum(lane < int(blockDim.x >> 5) ? warp_sums[lane] : 0);
+    u64 goal = target(__shfl_sync(ALL_LANES, until, 31)), before = __shfl_sync(ALL_LANES, until, warp) - mine;
     if (before < goal && before + mine >= goal) {
-        int bin = first;
+        u32 reached = 0;
 #pragma unroll 1
-        for (u64 next; (next = before + weight(bin)) < goal; bin++) before = next;
-        found = {bin, before};
+        for (int bin = begin; !reached; bin += 32) {
+            until = before + running_sum(bin + lane < end ? weight(bin + lane) : 0);
+            reached = __ballot_sync(ALL_LANES, until >= goal);
+            int place = __ffs(reached) - 1;
+            u64 below = __shfl_sync(ALL_LANES, until, max(place - 1, 0));
+            if (reached && lane == 0) found = {bin + place, place ? below : before};
+            before = __shfl_sync(ALL_LANES, until, 31);
+        }
     }
     __syncthreads();
     return found;
+}
+
+// The first of `bins` with a count, `bins` if there is none.
+__device__ __forceinline__ int first_counted(const u32* counts, int bins) {
+    __shared__ int first;
+    if (threadIdx.x == 0) first = bins;
+    __syncthreads();
+    int bin = threadIdx.x;
+    while (bin < bins && !counts[bin]) bin += blockDim.x;
+    bin = __reduce_min_sync(ALL_LANES, min(bin, bins));
+    if ((threadIdx.x & 31) == 0) atomicMin(&first, bin);
+    __syncthreads();
+    return first;
 }
 
 __device__ __forceinline__ u64 mass(float score) { return u64(double(expf(score)) * MASS_UNIT + 0.5); }
@@ -136,7 +160,7 @@ __device__ __forceinline__ float select_score(const Row<T>& row, const Law& law,
         });
         __syncthreads();
         Found found = first_reaching(
-            BINS, [&](int bin) { return u64(histogram.high[bin]) << 32 | histogram.low[bin]; },
+            0, BINS, [&](int bin) { return u64(histogram.high[bin]) << 32 | histogram.low[bin]; },
             [&](u64 total) { return level ? goal - passed : (goal = target(total)); });
         if (found.bin == BINS) return -INFINITE;  // fewer tokens than top-k: all are kept
         passed += found.before;
@@ -175,56 +199,65 @@ __device__ __forceinline__ void general_stats(const Row<T>& row, const Request& 
     law.stats.total = block_sum(total);
 }
 
-// The same by one histogram of the values. False if this row has values that it does not tell apart.
-__device__ __forceinline__ bool bf16_stats(const Row<bf16>& row, const Request& request, bool normalise, Law& law,
-                                           Histogram& histogram) {
+// Count the values of groups [first, last), where `value_stats` reads counts. The block is in step afterwards.
+template <class T>
+__device__ __forceinline__ void count_values(const Row<T>&, int, int, Histogram&) {}
+
+__device__ __forceinline__ void count_values(const Row<bf16>& row, int first, int last, Histogram& histogram) {
     u32* counts = histogram.low;
-    clear(counts, BF16_BINS);
+    clear(counts, BF16_COUNTS);
     __syncthreads();
-    bool odd = false;
-    each_logit<4>(row, [&](float x) {
+    each_logit<2>(row, first, last, [&](float x) {
         int magnitude = int(__float_as_uint(x) >> 16 & 0x7fff), bin = BF16_SIGN;
         if (magnitude && (magnitude < BF16_LOW || magnitude >= BF16_HIGH)) {
             bin = BF16_BINS - 1;
-            odd = odd || magnitude < BF16_LOW || x > 0.0f;
+            if (magnitude < BF16_LOW || x > 0.0f) atomicAdd(&counts[BF16_ODD], 1u);
         } else if (magnitude) {
             bin = x > 0.0f ? BF16_HIGH - 1 - magnitude : BF16_SIGN + 1 + magnitude - BF16_LOW;
         }
         atomicAdd(&counts[bin], 1u);
     });
-    if (__syncthreads_or(odd)) return false;
+    __syncthreads();
+}
 
+// From the counts of all of a row's values. False if it has values that the bins do not tell apart.
+__device__ __forceinline__ bool value_stats(const Row<bf16>&, const Request& request, bool normalise, Law& law,
+                                            const Histogram& histogram) {
+    const u32* counts = histogram.low;
+    if (counts[BF16_ODD]) return false;
     auto logit = [](int bin) {
         int magnitude = bin < BF16_SIGN ? BF16_HIGH - 1 - bin : bin == BF16_SIGN ? 0 : bin - BF16_SIGN - 1 + BF16_LOW;
         return __uint_as_float(u32(magnitude) << 16 | (bin > BF16_SIGN ? 0x80000000u : 0u));
     };
-    auto count = [&](int bin) { return u64(counts[bin]); };
     const int far = BF16_BINS - 1;  // what is there must not matter
-    Found top = first_reaching(BF16_BINS, count, [](u64) { return u64(1); });
     law.stats.threshold = -INFINITE;
     law.stats.peak = -INFINITE;
-    if (top.bin == BF16_BINS) return true;
-    law.stats.peak = logit(top.bin);
-    if (top.bin == far || (counts[far] && law.score(logit(far)) > -60.0f)) return false;
+    int top = first_counted(counts, BF16_BINS), end = far;  // bins [top, end) may be kept
+    if (top == BF16_BINS) return true;
+    law.stats.peak = logit(top);
+    if (top == far || (counts[far] && law.score(logit(far)) > -60.0f)) return false;
 
     if (request.top_k > 0) {
-        Found found = first_reaching(BF16_BINS, count, [&](u64) { return u64(request.top_k); });
+        Found found = first_reaching(
+            top, BF16_BINS, [&](int bin) { return u64(counts[bin]); }, [&](u64) { return u64(request.top_k); });
         if (found.bin == far) return false;
-        if (found.bin < far) law.stats.threshold = law.score(logit(found.bin));
+        if (found.bin < far) {
+            law.stats.threshold = law.score(logit(found.bin));
+            end = found.bin + 1;
+            while (end < far && law.score(logit(end)) >= law.stats.threshold) end++;  // other logits, the same score
+        }
     }
-    auto weight = [&](int bin) {
-        float x = logit(bin);
-        return counts[bin] && bin < far && law.score(x) >= law.stats.threshold ? counts[bin] * mass(law.score(x)) : 0;
-    };
     if (request.top_p > 0.0f) {
-        Found found = first_reaching(BF16_BINS, weight, [&](u64 total) { return goal_of(request.top_p, total); });
+        Found found = first_reaching(
+            top, end, [&](int bin) { return counts[bin] ? counts[bin] * mass(law.score(logit(bin))) : 0; },
+            [&](u64 total) { return goal_of(request.top_p, total); });
         law.stats.threshold = law.score(logit(found.bin));
     }
     law.stats.threshold = fmaxf(law.stats.threshold, relative_threshold(request.min_p));
     if (!normalise) return true;
     double total = 0.0;
 #pragma unroll 1
-    for (int bin = threadIdx.x; bin < far; bin += blockDim.x)
+    for (int bin = top + threadIdx.x; bin < end; bin += blockDim.x)
         if (counts[bin] && law.score(logit(bin)) >= law.stats.threshold)
             total += counts[bin] * exp(double(law.score(logit(bin))));
     law.stats.total = block_sum(total);
@@ -232,14 +265,12 @@ __device__ __forceinline__ bool bf16_stats(const Row<bf16>& row, const Request& 
 }
 
 template <class T>
-__device__ __forceinline__ bool value_stats(const Row<T>&, const Request&, bool, Law&, Histogram&) { return false; }
-
-__device__ __forceinline__ bool value_stats(const Row<bf16>& row, const Request& request, bool normalise, Law& law,
-                                            Histogram& histogram) {
-    return bf16_stats(row, request, normalise, law, histogram);
+__device__ __forceinline__ bool value_stats(const Row<T>&, const Request&, bool, Law&, const Histogram&) {
+    return false;
 }
 
-// The law of a row. `normalise`: its total is needed, by the rejection rule or because the law is written out.
+// The law of a row whose values were counted. `normalise`: its total is needed, by the rejection rule or because the
+// law is written out.
 template <class T>
 __device__ __forceinline__ Law row_law(const Row<T>& row, const Request& request, bool normalise,
                                        Histogram& histogram) {
@@ -273,6 +304,6 @@ __device__ __forceinline__ void judge(const Row<T>& row, const Request& request,
     }
     if (!inside || law.stats.peak == -INFINITE) return;
     u32 words[4];
-    Noise(request.seed, request.position + index, ACCEPT).words(0, words);
+    Noise(request.seed, request.position + index, ACCEPT).quad(0, words);
     law.stats.stands = uniform(words[0]) * double(q) < double(law.probability(row.at(int(draft))));
 }

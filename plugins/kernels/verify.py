@@ -6,6 +6,7 @@ by the host.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,12 +17,15 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule")
 _DRAFTED = ("draft_tokens", "draft_len")
 
-_STATS_BYTES, _PARTIAL_BYTES = 24, 16
+_STATS_BYTES, _PARTIAL_BYTES = 24, 20
+_COUNTS = 8452  # BF16_COUNTS of stats.cuh
 _CHOOSE_THREADS, _STATS_THREADS, _LAW_THREADS = 256, 1024, 256
-_BLOCKS_AT_ONCE = 4  # of choose, on one processor: 64 registers a thread
-_BLOCK_OVERHEAD = 0.08  # what a block costs beside its part, as a share of a whole row
-_LEAST_TOKENS = 2048  # of a part: a group of eight for each thread
+_GROUP = 8  # tokens that a thread takes at a time
+_BLOCKS_AT_ONCE = 2  # of choose on one processor: a single one leaves it idle half of the time
+_BLOCK_OVERHEAD = 1.4  # what a block costs beside its part, in steps of its threads through it
+_LEAST_STATS_PARTS = 3  # fewer gain less than it costs to put their counts together
 _MOST_PARTS = 64
+_MOST_ROWS = 32
 
 
 class Workspace:
@@ -32,18 +36,24 @@ class Workspace:
 
     def __init__(self, batch: int, rows: int, device: torch.device) -> None:
         self.batch, self.rows = batch, rows
-        self.stats = torch.zeros(batch * rows, _STATS_BYTES, dtype=torch.uint8, device=device)
-        self.partials = torch.zeros(batch * rows * _MOST_PARTS, _PARTIAL_BYTES, dtype=torch.uint8, device=device)
-        self.counters = torch.zeros(batch, dtype=torch.int32, device=device)
+        zeros = partial(torch.zeros, device=device)
+        self.stats = zeros(batch * rows, _STATS_BYTES, dtype=torch.uint8)
+        self.partials = zeros(batch * rows * _MOST_PARTS, _PARTIAL_BYTES, dtype=torch.uint8)
+        self.counters = zeros(batch, dtype=torch.int32)
+        self.counts = zeros(min(batch * rows, _processors(device) // _LEAST_STATS_PARTS), _COUNTS, dtype=torch.int32)
+        self.arrivals = zeros(len(self.counts), dtype=torch.int32)
 
 
 @dataclass(frozen=True)
 class Advance:
-    """Per-request state that verification moves on by what it emits, int64 [batch] each (runtime/slots.py)."""
+    """Per-request state that verification moves on by what it emits, int64 (runtime/slots.py).
+
+    ``length`` and ``position`` [batch] grow by the count, ``newest`` [batch, 2] are the two last tokens.
+    """
 
     length: torch.Tensor
-    last: torch.Tensor
-    previous: torch.Tensor
+    position: torch.Tensor
+    newest: torch.Tensor
 
 
 class VerifyLaunch:
@@ -65,7 +75,7 @@ class VerifyLaunch:
         logits = tensors["logits"]
         drafts = [tensors[name] for name in _DRAFTED] if logits.shape[1] > 1 else [None, None]
         inputs = [logits, tensors.get("bitmask"), *drafts, *(tensors[name] for name in _SAMPLING)]
-        progress = [advance.length, advance.last, advance.previous] if advance else [None] * 3
+        progress = [advance.length, advance.position, advance.newest] if advance else [None] * 3
         self._device = logits.device
         self._launches = _choice(
             module,
@@ -131,11 +141,16 @@ def _choice(
             f"workspace: {batch} requests of {rows} rows are needed, it has room for {workspace.batch} of "
             f"{workspace.rows}; make a larger one"
         )
+    if rows > _MOST_ROWS:
+        raise ValueError(f"logits: at most {_MOST_ROWS} rows per request are possible, got {rows}; shorten the window")
     dtype, sizes, launches = DTYPES[logits.dtype], (np.int32(rows), np.int32(vocab)), []
+    processors = _processors(module.device)
     if stats:
-        arguments = (*inputs, draft_probs, *sizes, np.int32(laws), workspace.stats)
+        shared = (workspace.counts, workspace.arrivals)
+        arguments = (*inputs, draft_probs, *sizes, np.int32(laws), *shared, workspace.stats)
+        grid = (stats_parts(batch * rows, vocab, processors) if dtype == "bf16" else 1, rows, batch)
         kernel = module.kernel(f"row_stats_{dtype}")
-        launches.append(Launch(kernel, (rows, batch, 1), (_STATS_THREADS, 1, 1), *arguments))
+        launches.append(Launch(kernel, grid, (_STATS_THREADS, 1, 1), *arguments))
     scratch = (workspace.partials, workspace.counters)
     arguments = (
         *inputs,
@@ -146,16 +161,26 @@ def _choice(
         *scratch,
         *outputs,
     )
-    grid = (parts(batch * rows, vocab, _processors(module.device)), rows, batch)
-    launches.append(Launch(module.kernel(f"choose_{dtype}"), grid, (_CHOOSE_THREADS, 1, 1), *arguments))
+    grid = (parts(batch * rows, vocab, processors), rows, batch)
+    kernel = module.kernel(f"choose_{dtype}")
+    launches.append(Launch(kernel, grid, (_CHOOSE_THREADS, 1, 1), *arguments))
     return launches
 
 
 def parts(rows: int, vocab: int, processors: int) -> int:
-    """Into how many parts to cut a row, so that all processors have work and no wave is nearly empty."""
-    at_once = processors * _BLOCKS_AT_ONCE
-    most = max(1, min(vocab // _LEAST_TOKENS, _MOST_PARTS))
-    return min(range(1, most + 1), key=lambda count: -(-rows * count // at_once) * (1 / count + _BLOCK_OVERHEAD))
+    """Into how many parts to cut a row for choose, so that all processors have work, and equally much."""
+    steps = -(-vocab // (_GROUP * _CHOOSE_THREADS))
+
+    def cost(count: int) -> float:
+        return max(_BLOCKS_AT_ONCE, -(-rows * count // processors)) * (-(-steps // count) + _BLOCK_OVERHEAD)
+
+    return min(range(1, min(steps, _MOST_PARTS) + 1), key=cost)
+
+
+def stats_parts(rows: int, vocab: int, processors: int) -> int:
+    """Into how many parts to cut a row for row_stats: one where there are rows enough."""
+    most = min(processors // rows, -(-vocab // (_GROUP * _STATS_THREADS)))
+    return most if most >= _LEAST_STATS_PARTS else 1
 
 
 def _processors(device: torch.device) -> int:

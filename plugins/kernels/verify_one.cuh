@@ -19,14 +19,21 @@ __device__ __forceinline__ void verify_one(const T* logits, const i64* draft_tok
     for (;; accepted++) {
         Row<T> row(logits, nullptr, i64(item) * rows + accepted, vocab);
         Law law = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
-        if (request.filtered || request.by_rejection) law = row_law(row, request, request.by_rejection, histogram);
+        if (request.filtered || request.by_rejection) {
+            count_values(row, 0, row.groups(), histogram);
+            law = row_law(row, request, request.by_rejection, histogram);
+        }
         bool drafted = accepted < drafts.length, refused = request.by_rejection && drafted, empty;
         if (refused) judge(row, request, drafts, accepted, law);
         if (law.stats.stands) continue;
-        token = part_winner(row, request, law, drafts, accepted, refused, SAMPLE, 0, row.groups(), empty).token;
+        int last = row.groups();
+        typename Row<T>::Incoming next = row.fetch(threadIdx.x, last);
+        token = part_winner(row, request, law, drafts, accepted, refused, SAMPLE, 0, last, next, empty).token;
         if (refused || !drafted || token < 0 || token != drafts.tokens[accepted]) break;
     }
-    if (threadIdx.x == 0) count[item] = emit(drafts, rows, accepted, token, tokens + i64(item) * rows);
+    if (threadIdx.x >= 32) return;
+    emit(drafts.of_lane(), rows, accepted, token, tokens + i64(item) * rows);
+    if (threadIdx.x == 0) count[item] = accepted + (token >= 0);
 }
 
 #define VERIFY_INPUTS(T)                                                                                       \

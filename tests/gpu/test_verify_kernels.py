@@ -9,7 +9,7 @@ import torch
 
 from tandemrt.plugins.kernels.compile import compile_kernels, compile_ptx
 from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
-from tandemrt.plugins.kernels.verify import Advance, ProposeLaunch, VerifyLaunch, Workspace, parts
+from tandemrt.plugins.kernels.verify import Advance, ProposeLaunch, VerifyLaunch, Workspace, parts, stats_parts
 from tandemrt.plugins.reference import law, sample_draft, token_bitmask
 from tandemrt.plugins.reference.arguments import Sampling
 from tandemrt.plugins.reference.filters import filter_logits, finite_logits
@@ -59,7 +59,8 @@ def run_verify(modules, tensors, dtype="fp32", *, stats=True, advance=None):
     bound |= outputs(bound["logits"].shape[:2])
     workspace = Workspace(*bound["logits"].shape[:2], torch.device("cuda"))
     VerifyLaunch(modules["verify"], bound, workspace, stats=stats, advance=advance).run()
-    assert not workspace.counters.any()
+    for zeros in (workspace.counters, workspace.counts, workspace.arrivals):
+        assert not zeros.any()
     return bound["tokens"].cpu().numpy(), bound["count"].cpu().numpy()
 
 
@@ -200,20 +201,27 @@ def test_the_cut_into_parts_changes_nothing(modules, monkeypatch):
     assert [differences(result, results[0]) for result in results] == [0] * 4
 
 
+def test_the_cut_of_statistics_changes_nothing(modules, monkeypatch):
+    tensors = rounded(case(32_000, 2, batch=8), "bf16")
+    results = []
+    for count in (1, 2, 3, 8):
+        monkeypatch.setattr("tandemrt.plugins.kernels.verify.stats_parts", lambda *_, count=count: count)
+        results.append(run_verify(modules, tensors, "bf16"))
+    assert [differences(result, results[0]) for result in results] == [0] * 4
+
+
 def test_slots_advance_by_what_is_emitted(modules):
     tensors = case(33, 4)
-    before = {
-        name: torch.arange(BATCH, device="cuda") + start
-        for name, start in (("length", 10), ("last", 200), ("previous", 300))
-    }
-    state = Advance(**{name: values.clone() for name, values in before.items()})
+    start = torch.arange(BATCH, device="cuda")
+    newest = torch.stack([start + 200, start + 300], dim=1)
+    state = Advance(length=start + 10, position=start + 11, newest=newest.clone())
     tokens, count = run_verify(modules, tensors, advance=state)
     assert set(count) == {0, 1, 2, 3, 4, 5}
     for i in range(BATCH):
-        text = [int(before["previous"][i]), int(before["last"][i]), *tokens[i, : count[i]]]
-        found = [int(state.previous[i]), int(state.last[i])]
-        assert found == text[-2:]
-        assert int(state.length[i]) == int(before["length"][i]) + count[i]
+        text = [*newest[i].tolist(), *tokens[i, : count[i]]]
+        assert state.newest[i].tolist() == text[-2:]
+        assert int(state.length[i]) == i + 10 + count[i]
+        assert int(state.position[i]) == i + 11 + count[i]
 
 
 def test_a_captured_graph_replays_on_new_contents(modules):
@@ -318,3 +326,5 @@ def test_a_small_batch_fills_the_device_and_a_large_one_does_not_flood_it():
     assert parts(5, 128_256, 132) * 5 >= 132
     assert parts(320, 128_256, 132) * 320 < 4000
     assert parts(1, 31, 132) == 1
+    assert stats_parts(5, 128_256, 132) * 5 >= 80
+    assert stats_parts(320, 128_256, 132) == stats_parts(1, 31, 132) == 1
