@@ -6,10 +6,11 @@ There is no tuning function: one kernel per operator, linear formats, and the dt
 
 import inspect
 from collections.abc import Callable
+from importlib import import_module
 from types import GenericAlias
 from typing import Any
 
-from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.tensorrt import load
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.tensorrt.operators import LOGITS, OPERATORS, SUFFIXES, Operator
 
@@ -18,7 +19,7 @@ def register() -> None:
     """Register every operator under the namespace ``tandemrt``, version "1"; a second call does nothing.
 
     A node of ``verify.onnx`` becomes a plugin only if this came before its parser. Raises BackendUnavailable if
-    TensorRT's Python package is missing or has no plugins of this form (they came with 10.9).
+    TensorRT's Python package is missing or of another major version.
     """
     plugin = _plugin_module()
     known = getattr(plugin.op, DOMAIN, None)
@@ -86,21 +87,8 @@ def _checked(operator: Operator, inputs: tuple[Any, ...]) -> str:
 
 
 def _plugin_module() -> Any:
-    try:
-        import tensorrt.plugin as plugin
-    except ImportError as error:
-        raise BackendUnavailable(
-            f"TensorRT's Python package is not installed ({error}); the plugins need 10.9 or newer: "
-            "pip install tensorrt"
-        ) from error
-    if not hasattr(plugin, "aot_impl"):
-        import tensorrt
-
-        raise BackendUnavailable(
-            f"TensorRT {tensorrt.__version__} has no ahead-of-time plugins; 10.9 or newer is needed: "
-            "pip install --upgrade tensorrt"
-        )
-    return plugin
+    load("tensorrt")
+    return import_module("tensorrt.plugin")
 
 
 def _dtypes() -> dict[str, Any]:

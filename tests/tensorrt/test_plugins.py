@@ -188,12 +188,11 @@ def test_every_node_of_the_verify_graph_is_a_plugin_with_these_inputs(dtype, dra
 
 def test_without_tensorrt_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    monkeypatch.delitem(sys.modules, "tensorrt.plugin")
-    with pytest.raises(BackendUnavailable, match="pip install tensorrt"):
+    with pytest.raises(BackendUnavailable, match=r"pip install 'tandemrt\[tensorrt\]'"):
         register.register()
 
 
-def test_a_tensorrt_without_plugins_of_this_form_is_named(monkeypatch):
-    monkeypatch.delattr(trtp, "aot_impl")
-    with pytest.raises(BackendUnavailable, match=r"TensorRT 11\.4.* has no ahead-of-time plugins"):
+def test_a_tensorrt_of_another_major_version_is_refused(monkeypatch):
+    monkeypatch.setattr(trt, "__version__", "10.14.1.48")
+    with pytest.raises(BackendUnavailable, match=r"must be version 11 \(tested: 11\.4\); got 10\.14\.1\.48"):
         register.register()
