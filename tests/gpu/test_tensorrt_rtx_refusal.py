@@ -6,7 +6,6 @@ The engines are built in a process that sees no GPU, as they are anywhere else.
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("rtx")
     target = tiny_checkpoint(folder / "target", head_dim=32, layers=1)
     write_recipe(folder / "r.toml", target=target)
-    command = [str(Path(sys.executable).with_name("tandemrt")), "export", "build", str(folder / "r.toml")]
+    command = [sys.executable, "-c", "from tandemrt.cli import main; main()", "export", "build", str(folder / "r.toml")]
     options = ["--backend", "tensorrt-rtx", "--dtype", "float16", "--out", str(folder / "bundle")]
     subprocess.run([*command, *options], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=True)
     return Bundle.open(folder / "bundle")
