@@ -72,6 +72,6 @@ class SlotState:
         torch.gather(torch.cat([newest, tokens], 1), 1, count[:, None] + self._ramp, out=newest)
         self._integers[:2, : len(count)].add_(count)
 
-    def moving(self, batch: int) -> tuple[torch.Tensor, ...]:
-        """What ``advance`` changes of slots [0, batch)."""
-        return self.newest[:batch], self._integers[:2, :batch]
+    def moving(self, batch: int) -> dict[str, torch.Tensor]:
+        """What ``advance`` changes of slots [0, batch): ``length`` and ``position`` [batch], ``newest`` [batch, 2]."""
+        return {**{name: self.view(name, batch) for name in ("length", "position")}, "newest": self.newest[:batch]}

@@ -1,11 +1,12 @@
 """The target and verification engines around one cache: prefill a prompt, score a window, verify it."""
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 
 from tandemrt.engines.contract import Contract
-from tandemrt.runtime.backends.base import Call, Engine
+from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine
 from tandemrt.runtime.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.cache import Cache
 from tandemrt.runtime.graphs import Graphs
@@ -71,17 +72,11 @@ class Tandem:
 
         ``filters``: whether any live request has what Engine.bind calls filters.
         """
-        tokens, count = self.buffers.tokens.view(batch, window + 1), self.buffers.count.view(batch)
-
-        def work() -> None:
-            self._verify_call(batch, window, draft_probs, filters).run()
-            self.state.advance(tokens, count)
-
         self._graphs.run(
             ("verify", batch, window, draft_probs is None, filters),
-            work,
-            outputs=[tokens, count],
-            state=self.state.moving(batch),
+            lambda: self._verify_call(batch, window, draft_probs, filters).run(),
+            outputs=[self.buffers.tokens.view(batch, window + 1), self.buffers.count.view(batch)],
+            state=list(self.state.moving(batch).values()),
             capturable=self.engines["verify" if draft_probs is None else "verify_probs"].capturable,
         )
 
@@ -123,7 +118,23 @@ class Tandem:
         }
         if draft_probs is not None:
             tensors["draft_probs"] = draft_probs.view(batch, window, vocab)
-        return engine.bind(tensors, filters=filters)
+        if isinstance(engine, AdvancingEngine):
+            return engine.bind_advancing(tensors, self.state.moving(batch), filters=filters)
+        return _AdvancingCall(engine.bind(tensors, filters=filters), self.state, tensors["tokens"], tensors["count"])
+
+
+@dataclass(frozen=True)
+class _AdvancingCall:
+    """Verification by an engine that only verifies, then the advance of the slots."""
+
+    verify: Call
+    state: SlotState
+    tokens: torch.Tensor
+    count: torch.Tensor
+
+    def run(self) -> None:
+        self.verify.run()
+        self.state.advance(self.tokens, self.count)
 
 
 def prefill_call(

@@ -128,8 +128,9 @@ __device__ __forceinline__ void row_stats(const T* logits, const int* bitmask, c
 }
 
 // Grid (parts, rows, batch). Each block finds the winner of its part of its row; the last block of a request to end
-// looks at them all, writes what the request emits, and leaves its counter at 0 for the next launch. Without `stats`
-// there are neither filters nor the rejection rule.
+// looks at them all, writes what the request emits, and leaves its counter at 0 for the next launch. By then all blocks
+// have read the request's position, which `progress` may move. Without `stats` there are neither filters nor the
+// rejection rule.
 template <class T>
 __device__ __forceinline__ void choose(const T* logits, const int* bitmask, const i64* draft_tokens,
                                        const i64* draft_len, const Sampling& sampling, const float* draft_probs,

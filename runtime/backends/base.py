@@ -1,7 +1,7 @@
 """What the loop asks of an engine: bind tensors once, run many times. A backend is one file that provides it."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -32,6 +32,16 @@ class Engine(Protocol):
         Outputs that the contract aliases to an input share its memory and are not given. The tensors must be
         contiguous, on the engine's device, and outlive the call. Raises InternalError on any disagreement.
         """
+
+
+@runtime_checkable
+class AdvancingEngine(Engine, Protocol):
+    """An engine of verification that can also move the slots on by what it emits."""
+
+    def bind_advancing(
+        self, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor], *, filters: bool = True
+    ) -> Call:
+        """As bind; a run also does to ``moving`` (SlotState.moving) what SlotState.advance does."""
 
 
 def check_tensors(contract: Contract, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:

@@ -9,7 +9,7 @@ from tandemrt.engines.contract import Contract
 from tandemrt.engines.manifest import EngineName
 from tandemrt.plugins.kernels.adjust import AdjustLaunch
 from tandemrt.plugins.kernels.module import KernelModule
-from tandemrt.plugins.kernels.verify import ProposeLaunch, VerifyLaunch, Workspace
+from tandemrt.plugins.kernels.verify import Advance, ProposeLaunch, VerifyLaunch, Workspace
 from tandemrt.runtime.backends.base import check_tensors
 
 HEADS = ("verify", "verify_probs", "propose", "propose_probs")  # the engines that kernels take the place of
@@ -42,6 +42,13 @@ class KernelEngine:
         if self._verifies:
             return VerifyLaunch(self._module, tensors, self._workspace, stats=filters)
         return ProposeLaunch(self._module, tensors, self._workspace, stats=filters)
+
+    def bind_advancing(
+        self, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor], *, filters: bool = True
+    ) -> VerifyLaunch:
+        """See AdvancingEngine.bind_advancing."""
+        check_tensors(self.contract, tensors, self.device)
+        return VerifyLaunch(self._module, tensors, self._workspace, stats=filters, advance=Advance(**moving))
 
 
 class AdjustEngine:
