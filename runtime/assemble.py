@@ -92,6 +92,10 @@ def _device(bundle: Bundle, device: str | torch.device | None) -> torch.device:
             f"device: must be 'cuda' for engines that compute in bfloat16, received {str(where)!r}; run them on a GPU, "
             "or build the bundle again with --dtype float16 or float32"
         )
+    if where.type == "cuda" and (where.index or 0) >= (count := torch.cuda.device_count()):
+        raise BackendUnavailable(
+            f"device: torch finds {count} GPUs here, received {str(where)!r}; count from 0, or leave the number out"
+        )
     if str(where) == "cuda":  # without a number, every thread would have a current device of its own
         where = torch.device("cuda", torch.cuda.current_device())
     return where

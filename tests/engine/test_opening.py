@@ -16,6 +16,13 @@ def test_a_device_that_is_neither_cpu_nor_cuda_is_refused_by_name(tiny_bundle: P
         LLM(tiny_bundle, device=device)
 
 
+def test_a_gpu_that_is_not_there_is_refused_with_how_many_there_are(tiny_bundle: Path, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(BackendUnavailable, match="device: torch finds 2 GPUs here, received 'cuda:2'; count from 0"):
+        LLM(tiny_bundle, device="cuda:2")
+
+
 @pytest.mark.parametrize("threads", [0, -1])
 def test_fewer_threads_than_one_are_refused(tiny_bundle: Path, threads: int) -> None:
     with pytest.raises(BadRequest, match=f"threads: at least one is needed, received {threads}"):
