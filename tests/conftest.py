@@ -1,8 +1,12 @@
 """Bundles that many tests share, built once per test process."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Before anything imports torch: its threads spin while they wait, and the tests fill the cores by themselves.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
