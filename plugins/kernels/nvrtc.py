@@ -85,6 +85,6 @@ def _compile(nvrtc: Any, program: Program, target: str, options: tuple[str, ...]
 def _read(program: Any, size: Any, get: Any) -> bytes:
     """Return what the compiler made of ``program``, by the pair of functions that give its length and its bytes."""
     _, length = size(program)
-    text: bytes = b" " * length
+    text = bytearray(length)  # not bytes: those of length 1 are shared by the whole process, and would be written into
     get(program, text)
-    return text
+    return bytes(text)

@@ -35,6 +35,13 @@ def test_what_was_compiled_is_taken_from_the_folder(folder: Path) -> None:
     assert compiled() == Result(b"cubin", b"ptx", "log"), "the folder was not read"
 
 
+@pytest.mark.usefixtures("folder")
+def test_an_empty_log_is_read_without_touching_shared_memory() -> None:
+    """A log of one byte was once read into the bytes object that Python keeps for every single space."""
+    assert compiled(target="compute_90").log == ""
+    assert b" " * int("1") == bytes([32])
+
+
 def test_whatever_decides_the_result_decides_what_is_taken(folder: Path) -> None:
     others = [
         replace(PROGRAM, headers=(("one.cuh", b"#define ONE 2"),)),
