@@ -89,9 +89,10 @@ def test_cache_entries_that_nobody_wrote_are_not_read(bundle: Path) -> None:
     found = []
     for poison in (0.0, float("nan")):
         with LLM(bundle) as llm:
-            for owner in (llm._loop.tandem, llm._loop.drafter):
-                for tensor in owner.cache.tensors.values():  # type: ignore[attr-defined]
-                    tensor.fill_(poison)
+            with torch.inference_mode():
+                for owner in (llm._loop.tandem, llm._loop.drafter):
+                    for tensor in owner.cache.tensors.values():  # type: ignore[attr-defined]
+                        tensor.fill_(poison)
             torch.cuda.synchronize()
             found.append(told(drive(llm, MIXED)))
     assert found[0] == found[1]
