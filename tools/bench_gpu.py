@@ -112,7 +112,8 @@ def main(
             if constrained:
                 bench.part("constrained", partial(lines.constrained, constrained, window, pairs))
             if device.startswith("cuda"):
-                bench.part("trace", partial(lines.trace, min(16, slots), window))
+                for batch in sorted({min(16, slots), slots}):
+                    bench.part(f"trace {batch}", partial(lines.trace, batch, window))
     console.print(
         markdown({b: both for b, both in batches.items() if both}, window, with_peer=size is Size.B8), markup=False
     )
