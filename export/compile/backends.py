@@ -22,14 +22,10 @@ VERIFIERS = ("verify", "verify_probs")  # what TensorRT builds with our plugins;
 
 
 def attention_of(recipe: Recipe) -> Lowering:
-    """Return the lowering of attention that the recipe's backend was seen to run right.
-
-    On a CUDA device the length form of a linear cache is the faster one; the mask form is the one whose text was
-    compared there (docs/benchmarks.md).
-    """
+    """Return the lowering of attention for the recipe's backend: TensorRT's safe one is the mask."""
     if recipe.cache == "paged":
         return "paged"
-    return "length" if recipe.backend.name == "onnxruntime-cpu" else "mask"
+    return "length" if recipe.backend.name.startswith("onnxruntime") else "mask"
 
 
 @dataclass(frozen=True)
