@@ -1,18 +1,19 @@
 """What the decoder tests share: tiny random checkpoints made by transformers, and a decoder on the real engine."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from tandemrt.engines.contract import blocks_of
+from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.export.blocks import Lowering
 from tandemrt.export.builder import save_model
 from tandemrt.export.checkpoint import Checkpoint
 from tandemrt.export.decoder import build_decoder
 from tandemrt.export.spec import ModelSpec
+from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 
 VOCAB, CAPACITY = 61, 40
@@ -62,12 +63,17 @@ SLIDING = {
 }
 
 
-def make_checkpoint(case: str, folder: Path, dtype: torch.dtype = torch.float32, **save: object) -> PreTrainedModel:
-    """Save a random checkpoint and return the model. Norms and biases are random too: at 1 and 0 they hide mistakes."""
+def make_checkpoint(
+    case: str, folder: Path, dtype: torch.dtype = torch.float32, sizes: dict[str, int] | None = None, **save: object
+) -> PreTrainedModel:
+    """Save a random checkpoint and return the model. Norms and biases are random too: at 1 and 0 they hide mistakes.
+
+    ``sizes`` replaces fields of the case's config.
+    """
     generator = torch.Generator().manual_seed(11)
-    model = AutoModelForCausalLM.from_config(
-        (CONFIGS | SLIDING)[case](), dtype=dtype, attn_implementation="eager"
-    ).eval()
+    config = (CONFIGS | SLIDING)[case]()
+    config.update(sizes or {})
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
@@ -104,6 +110,7 @@ class Decoder:
         dtype: str = "float32",
         capacity: int = CAPACITY,
         device: str = "cpu",
+        open_engine: Callable[[Path, Contract], Engine] | None = None,
     ) -> None:
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config)
@@ -112,7 +119,10 @@ class Decoder:
         self.paged = attention == "paged"
         self.contract = spec.contract(capacity=capacity, dtype=dtype, cache="paged" if self.paged else "linear")
         self.device = device
-        self.engine = OnnxRuntimeEngine.open(self.path, self.contract, device=device, threads=1)
+        if open_engine is None:
+            self.engine: Engine = OnnxRuntimeEngine.open(self.path, self.contract, device=device, threads=1)
+        else:
+            self.engine = open_engine(self.path, self.contract)
         self.dtype = getattr(torch, dtype)
         # A float16 key of 3e4 would overflow in the product with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}

@@ -1,0 +1,59 @@
+"""Cut decoders of every family on a CUDA device, against transformers in float32."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandemrt.engines.contract import Contract
+from tandemrt.export.segments import cut
+from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.runtime.backends.pieces import open_piece, read_constants
+from tandemrt.runtime.backends.segmented import SegmentedEngine
+from tests.engine.decoding import CONFIGS, SLIDING, VOCAB, Decoder, expected_logits, make_checkpoint
+from tests.gpu.here import architectures
+
+CAPACITY = 170  # three blocks, the last one not full
+CALLS = [(50, 37), (50, 50), (7, 7), (1, 1), (5, 5), (40, 40)]  # new tokens of two rows: chunks, windows, one token
+SIZES = {"hidden_size": 128, "head_dim": 32}  # a head size that kernels are made for
+SHARE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}  # of the largest logit, that rounding may cost
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kernels")
+    compile_kernels(architectures(), folder, names=["attention", "swiglu"], head_dims=[32])
+    return folder
+
+
+@pytest.mark.parametrize("dtype", SHARE)
+@pytest.mark.parametrize("case", [*CONFIGS, *SLIDING])
+def test_logits_equal_transformers_in_chunks_windows_and_single_tokens(
+    tmp_path: Path, kernels: Path, case: str, dtype: str
+) -> None:
+    def open_segmented(path: Path, contract: Contract) -> SegmentedEngine:
+        pieces = cut(path, tmp_path)
+        device, stream = torch.device("cuda", 0), torch.cuda.current_stream().cuda_stream
+        opened = tuple(open_piece(tmp_path / file, device, stream) for file in pieces.files)
+        constants = {name: tensor.to(device) for name, tensor in read_constants(tmp_path / pieces.constants).items()}
+        return SegmentedEngine(opened, constants, kernels, pieces, contract, device, tokens=128)
+
+    model = make_checkpoint(case, tmp_path, sizes=SIZES)
+    rows = [torch.randint(0, VOCAB, (160,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(2)]
+    expected = [expected_logits(model, row) for row in rows]
+    worst = 0.0
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        decode = Decoder(
+            tmp_path, "paged", batch=2, dtype=dtype, capacity=CAPACITY, device="cuda", open_engine=open_segmented
+        )
+        done = [0, 0]
+        for steps in CALLS:
+            size = max(steps)
+            logits = decode([row[start : start + size] for row, start in zip(rows, done, strict=True)], done)
+            for i, step in enumerate(steps):
+                difference = logits[i, :step] - expected[i][done[i] : done[i] + step]
+                worst = max(worst, float(difference.abs().max()))
+                done[i] += step
+    largest = max(float(logits.abs().max()) for logits in expected)
+    print(f"{case}, {dtype}: {worst:.1e} of {largest:.1f}")
+    assert worst <= SHARE[dtype] * largest
