@@ -20,20 +20,18 @@ launched when all of the host's work is done; the tokens are the same.
 import gc
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from tandemrt.engines.errors import InternalError
-from tandemrt.plugins.operators import Rule
+from tandemrt.runtime.books import Books, Round
 from tandemrt.runtime.buckets import bucket
 from tandemrt.runtime.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.cache import Room
 from tandemrt.runtime.device import Clock, upload
 from tandemrt.runtime.drafters.base import Drafter
-from tandemrt.runtime.masks import NOTHING, MaskRows
+from tandemrt.runtime.fill import Filler
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.request import Request
 from tandemrt.runtime.scheduler import Scheduler
@@ -43,16 +41,6 @@ from tandemrt.runtime.timeline import Timeline
 from tandemrt.runtime.windows import Windows
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Round:
-    """A round on the device: which request each live slot served, and the shape of its calls."""
-
-    rows: Mapping[int, Request]
-    batch: int
-    window: int
-    usable: Mapping[int, int]  # drafted tokens that were verified, per slot
 
 
 class Loop:
@@ -86,8 +74,8 @@ class Loop:
         self._buffers: RoundBuffers = tandem.buffers
         self._state: SlotState = tandem.state
         self._chunk = prefill_chunk
-        assert self._buffers.bitmask.host is not None
-        self._masks = MaskRows(self._buffers.bitmask.host.numpy().reshape(-1, self._buffers.words))
+        self._books = Books(self._buffers, self._state, scheduler, room, metrics)
+        self._filler = Filler(self._buffers, clock, self._books, metrics)
         self._last: Round | None = None  # verified, not yet committed
 
     def step(self) -> None:
@@ -114,7 +102,9 @@ class Loop:
         with self.metrics.timed("wait"):
             self.clock.wait(mark)
         with self.metrics.timed("commit"):
-            self._commit()
+            last, self._last = self._last, None
+            if last is not None:
+                self._books.commit(last)
 
         rows = {slot: r for slot, r in rows.items() if not r.finished}
         if not rows:
@@ -124,7 +114,7 @@ class Loop:
         if self.overlap and not early:
             self._score(batch, window)
         with self.metrics.timed("fill"):
-            usable = self._fill(rows, batch, window)
+            usable = self._filler.fill(rows, batch, window)
         if not self.overlap:
             self._score(batch, window)
         self.clock.join()
@@ -141,13 +131,13 @@ class Loop:
         self._last = None
         for slot, request in self.scheduler.slots():
             try:
-                self._end(slot, request, "error", failure=error)
+                self._books.end(slot, request, "error", failure=error)
             except Exception:  # a device that is gone refuses this as well
                 log.exception("slot %d could not be emptied", slot)
 
     def close(self) -> None:
         """Let go of engines, caches and buffers, so that their memory comes back now. Metrics stay readable."""
-        del self.tandem, self.drafter, self.room, self._buffers, self._state
+        del self.tandem, self.drafter, self.room, self._buffers, self._state, self._books, self._filler
         gc.collect()  # calls that are kept by their shape refer to one another
         if self.clock.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -158,10 +148,9 @@ class Loop:
         for slot, request in self.scheduler.slots():
             reason = request.interrupted(now)
             if reason is not None:
-                self._end(slot, request, reason)
+                self._books.end(slot, request, reason)
         for request in self.scheduler.drop_waiting(now):
-            self._count(request)
-            request.tell()
+            self._books.close(request)
 
     def _join(self) -> None:
         """Waiting requests join free slots; prompts go into the caches, ``prefill_chunk`` tokens a round in all."""
@@ -216,111 +205,3 @@ class Loop:
             if window:
                 self._buffers.draft_tokens.copy_out(batch, window)
         return self.clock.mark_copies()
-
-    def _commit(self) -> None:
-        """The last round's tokens become text."""
-        last, self._last = self._last, None
-        if last is None:
-            return
-        tokens = self._buffers.tokens.host_view(last.batch, last.window + 1).tolist()
-        counts = self._buffers.count.host_view(last.batch).tolist()
-        for slot, request in last.rows.items():
-            if request.finished:  # cancelled since
-                continue
-            emitted = tokens[slot][: counts[slot]]
-            before = len(request.tokens)
-            try:
-                accepted = request.commit(emitted, last.usable[slot])
-                if not emitted and not request.finished:
-                    raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
-            except Exception as error:
-                self._end(slot, request, "error", failure=error)
-                continue
-            if accepted is not None:
-                self.metrics.accept(accepted)
-            self.metrics.emitted += len(emitted)
-            self._keep(request, len(request.tokens) - before)
-            if request.output is not None:
-                self._vacate(slot)
-                self._count(request)
-            request.tell()
-
-    def _fill(self, rows: Mapping[int, Request], batch: int, window: int) -> dict[int, int]:
-        """Write masks, draft lengths and adjusted tokens of this round, enqueue copies. Other rows emit nothing."""
-        masks = self._masks
-        drafts = self._buffers.draft_tokens.host_view(batch, window).tolist()
-        lengths = self._buffers.draft_len.host_view(batch)
-        lengths.zero_()
-        usable, adjusted = {}, {}
-        for slot in range(batch):
-            request, first = rows.get(slot), slot * (window + 1)
-            if request is None:
-                self._mute(range(first, first + window + 1))
-                continue
-            wanted = min(window, request.window, request.remaining - 1)
-            draft = drafts[slot][:wanted]
-            if -1 in draft:
-                draft = draft[: draft.index(-1)]
-            try:
-                count = request.constraint.fill_masks(draft, masks, first)
-            except Exception as error:
-                self._end(slot, request, "error", failure=error)
-                self._mute(range(first, first + window + 1))
-                continue
-            # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
-            # would draw from the target where the rule draws from the residual.
-            if request.rule is Rule.REJECTION:
-                count = min(count + 1, len(draft))
-            usable[slot] = count
-            lengths[slot] = count
-            if request.penalties is not None:
-                adjusted[slot] = request.penalties, request.penalties.listed(request.tokens, draft[:count])
-            self.metrics.drafted += len(draft)
-            self.metrics.evaluated += count
-            self.metrics.cut_drafts += len(draft) - count
-        self._buffers.entries.write(batch, adjusted)
-        with self.clock.copies(behind=False):
-            self._buffers.entries.copy_in()
-            words = self._buffers.words
-            self._buffers.bitmask.copy_part_in(masks.changed_from * words, masks.changed * words)
-            self._buffers.draft_len.copy_in(batch)
-        masks.settle()
-        return usable
-
-    def _mute(self, rows: Iterable[int]) -> None:
-        """Let mask rows allow nothing, so that nothing is emitted."""
-        for row in rows:
-            self._masks.share(row, NOTHING)
-
-    def _end(self, slot: int, request: Request, reason: str, failure: Exception | None = None) -> None:
-        request.finish(reason, failure)
-        try:
-            self._vacate(slot)
-        finally:
-            self._count(request)
-            request.tell()
-
-    def _vacate(self, slot: int) -> None:
-        self.scheduler.free(slot)
-        self.room.release(slot)
-        self._state.vacate(slot)
-
-    def _keep(self, request: Request, count: int) -> None:
-        """Count tokens that became text, and how long they took."""
-        self.metrics.kept += count
-        if count <= 0:
-            return
-        now = time.monotonic()
-        if request.newest is None:
-            self.metrics.time_to_first_token_seconds.observe(now - request.submitted)
-            count -= 1  # the others of a first window come with it, at no time of their own
-        since = request.newest if request.newest is not None else now
-        for _ in range(count):
-            self.metrics.inter_token_seconds.observe((now - since) / count)
-        request.newest = now
-
-    def _count(self, request: Request) -> None:
-        reason = request.finish_reason or ""
-        self.metrics.finished[reason] = self.metrics.finished.get(reason, 0) + 1
-        self.metrics.forced_ends += request.forced_ends
-        self.metrics.boundaries_inside += request.boundaries_inside

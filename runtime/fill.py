@@ -1,0 +1,76 @@
+"""What the host gives verification: masks, draft lengths and adjusted tokens of a round, on their way to the device."""
+
+from collections.abc import Iterable, Mapping
+
+from tandemrt.plugins.operators import Rule
+from tandemrt.runtime.books import Books
+from tandemrt.runtime.buffers import RoundBuffers
+from tandemrt.runtime.device import Clock
+from tandemrt.runtime.masks import NOTHING, MaskRows
+from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.request import Request
+
+
+class Filler:
+    """Fills the host twins of ``buffers`` and enqueues their copies. The drafts must have reached the host."""
+
+    def __init__(self, buffers: RoundBuffers, clock: Clock, books: Books, metrics: Metrics) -> None:
+        self._buffers = buffers
+        self._clock = clock
+        self._books = books
+        self._metrics = metrics
+        assert buffers.bitmask.host is not None
+        self._masks = MaskRows(buffers.bitmask.host.numpy().reshape(-1, buffers.words))
+
+    def fill(self, rows: Mapping[int, Request], batch: int, window: int) -> dict[int, int]:
+        """Fill for the requests in slots ``rows``; the other slots of [0, ``batch``) emit nothing.
+
+        Returns how many drafted tokens are to be verified, per slot. A request that fails here ends and is left out.
+        """
+        masks = self._masks
+        drafts = self._buffers.draft_tokens.host_view(batch, window).tolist()
+        lengths = self._buffers.draft_len.host_view(batch)
+        lengths.zero_()
+        usable, adjusted = {}, {}
+        for slot in range(batch):
+            request, first = rows.get(slot), slot * (window + 1)
+            if request is None:
+                self._mute(range(first, first + window + 1))
+                continue
+            wanted = min(window, request.window, request.remaining - 1)
+            draft = drafts[slot][:wanted]
+            if -1 in draft:
+                draft = draft[: draft.index(-1)]
+            try:
+                count = request.constraint.fill_masks(draft, masks, first)
+            except Exception as error:
+                self._books.end(slot, request, "error", failure=error)
+                self._mute(range(first, first + window + 1))
+                continue
+            # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
+            # would draw from the target where the rule draws from the residual.
+            if request.rule is Rule.REJECTION:
+                count = min(count + 1, len(draft))
+            usable[slot] = count
+            lengths[slot] = count
+            if request.penalties is not None:
+                adjusted[slot] = request.penalties, request.penalties.listed(request.tokens, draft[:count])
+            self._metrics.drafted += len(draft)
+            self._metrics.evaluated += count
+            self._metrics.cut_drafts += len(draft) - count
+        self._buffers.entries.write(batch, adjusted)
+        self._send(batch)
+        return usable
+
+    def _send(self, batch: int) -> None:
+        with self._clock.copies(behind=False):
+            self._buffers.entries.copy_in()
+            words = self._buffers.words
+            self._buffers.bitmask.copy_part_in(self._masks.changed_from * words, self._masks.changed * words)
+            self._buffers.draft_len.copy_in(batch)
+        self._masks.settle()
+
+    def _mute(self, rows: Iterable[int]) -> None:
+        """Let mask rows allow nothing, so that nothing is emitted."""
+        for row in rows:
+            self._masks.share(row, NOTHING)
