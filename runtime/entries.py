@@ -1,11 +1,11 @@
 """The adjusted tokens of a round on their way to the device: one piece of memory, one copy."""
 
-from collections.abc import Mapping
 from math import prod
 
 import numpy as np
 import torch
 
+from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.device import host_tensor
 from tandemrt.runtime.penalties import Listed, Penalties
 
@@ -28,16 +28,27 @@ class Entries:
         self._host = host_tensor(size, dtype=torch.int32, device=device)
         self.columns = 0
         self._batch = 0
+        self._rows: dict[int, tuple[Penalties, Listed]] = {}
 
-    def write(self, batch: int, rows: Mapping[int, tuple[Penalties, Listed]]) -> None:
-        """Take in what the requests in slots ``rows`` list; the other slots of [0, ``batch``) list nothing."""
+    def begin(self, batch: int) -> None:
+        """Let the slots of [0, ``batch``) list nothing."""
         self._batch = batch
-        self.columns = _width(max(len(listed.bias) for _, listed in rows.values())) if rows else 0
-        if not rows:
+        self._rows.clear()
+
+    def add(self, slot: int, penalties: Penalties, listed: Listed) -> None:
+        """Let the request in ``slot`` list its entries in this round. Raises InternalError if they do not fit."""
+        if len(listed.bias) > self._most:
+            raise InternalError(f"entries: at most {self._most} fit a row, received {len(listed.bias)}")
+        self._rows[slot] = penalties, listed
+
+    def write(self) -> None:
+        """Lay out what was added."""
+        self.columns = _width(max(len(listed.bias) for _, listed in self._rows.values())) if self._rows else 0
+        if not self._rows:
             return
-        arrays = {name: tensor.numpy() for name, tensor in _views(self._host, batch, self.columns).items()}
+        arrays = {name: tensor.numpy() for name, tensor in _views(self._host, self._batch, self.columns).items()}
         arrays["entry_len"][:] = 0
-        for slot, (penalties, (columns, bias)) in rows.items():
+        for slot, (penalties, (columns, bias)) in self._rows.items():
             count = len(bias)
             for name, values in zip(_COLUMNS, (*columns, bias), strict=True):
                 arrays[name][slot, :count] = values

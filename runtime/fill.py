@@ -1,6 +1,6 @@
 """What the host gives verification: masks, draft lengths and adjusted tokens of a round, on their way to the device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.books import Books
@@ -27,40 +27,43 @@ class Filler:
 
         Returns how many drafted tokens are to be verified, per slot. A request that fails here ends and is left out.
         """
-        masks = self._masks
+        entries = self._buffers.entries
         drafts = self._buffers.draft_tokens.host_view(batch, window).tolist()
         lengths = self._buffers.draft_len.host_view(batch)
         lengths.zero_()
-        usable, adjusted = {}, {}
+        usable = {}
+        entries.begin(batch)
         for slot in range(batch):
-            request, first = rows.get(slot), slot * (window + 1)
-            if request is None:
-                self._mute(range(first, first + window + 1))
-                continue
-            wanted = min(window, request.window, request.remaining - 1)
-            draft = drafts[slot][:wanted]
-            if -1 in draft:
-                draft = draft[: draft.index(-1)]
-            try:
-                count = request.constraint.fill_masks(draft, masks, first)
-            except Exception as error:
-                self._books.end(slot, request, "error", failure=error)
-                self._mute(range(first, first + window + 1))
-                continue
-            # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
-            # would draw from the target where the rule draws from the residual.
-            if request.rule is Rule.REJECTION:
-                count = min(count + 1, len(draft))
-            usable[slot] = count
-            lengths[slot] = count
-            if request.penalties is not None:
-                adjusted[slot] = request.penalties, request.penalties.listed(request.tokens, draft[:count])
-            self._metrics.drafted += len(draft)
-            self._metrics.evaluated += count
-            self._metrics.cut_drafts += len(draft) - count
-        self._buffers.entries.write(batch, adjusted)
+            first = slot * (window + 1)
+            if slot in rows:
+                try:
+                    lengths[slot] = usable[slot] = self._fill_one(slot, rows[slot], drafts[slot], first)
+                    continue
+                except Exception as error:
+                    self._books.end(slot, rows[slot], "error", failure=error)
+            for row in range(first, first + window + 1):
+                self._masks.share(row, NOTHING)
+        entries.write()
         self._send(batch)
         return usable
+
+    def _fill_one(self, slot: int, request: Request, drafted: list[int], first: int) -> int:
+        """Write masks from row ``first`` on and adjusted tokens; how many drafted tokens are to be verified."""
+        draft = drafted[: min(request.window, request.remaining - 1)]
+        if -1 in draft:
+            draft = draft[: draft.index(-1)]
+        count = request.constraint.fill_masks(draft, self._masks, first)
+        # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
+        # would draw from the target where the rule draws from the residual.
+        if request.rule is Rule.REJECTION:
+            count = min(count + 1, len(draft))
+        if request.penalties is not None:
+            listed = request.penalties.listed(request.tokens, draft[:count])
+            self._buffers.entries.add(slot, request.penalties, listed)
+        self._metrics.drafted += len(draft)
+        self._metrics.evaluated += count
+        self._metrics.cut_drafts += len(draft) - count
+        return count
 
     def _send(self, batch: int) -> None:
         with self._clock.copies(behind=False):
@@ -69,8 +72,3 @@ class Filler:
             self._buffers.bitmask.copy_part_in(self._masks.changed_from * words, self._masks.changed * words)
             self._buffers.draft_len.copy_in(batch)
         self._masks.settle()
-
-    def _mute(self, rows: Iterable[int]) -> None:
-        """Let mask rows allow nothing, so that nothing is emitted."""
-        for row in rows:
-            self._masks.share(row, NOTHING)

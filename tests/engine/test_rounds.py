@@ -4,15 +4,17 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
+from tandemrt.runtime.penalties import Listed, Penalties
 from tandemrt.runtime.request import Request
 
 
@@ -217,6 +219,31 @@ def test_a_request_whose_constraint_breaks_fails_alone(llm: LLM, monkeypatch: py
     assert outputs[1].error == "this one is broken"
     with pytest.raises(InternalError, match="this one is broken"):
         llm.generate("b", endless(max_tokens=13))
+
+
+@pytest.mark.parametrize("broken", ["raises", "more entries than there is memory for"])
+def test_a_request_whose_penalties_break_fails_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    params = [endless(max_tokens=12, presence_penalty=value) for value in (0.5, 1.25, 0.75)]
+    expected = llm.generate(["a", "b", "c"], params)
+    listed = Penalties.listed
+
+    def break_one(self: Penalties, text: Sequence[int], draft: Sequence[int]) -> Listed:
+        entries = listed(self, text, draft)
+        if self.presence != 1.25 or len(text) < 5:
+            return entries
+        if broken == "raises":
+            raise InternalError("these entries are broken")
+        return Listed(np.zeros((3, 10**6), np.int32), np.zeros(10**6, np.float32))
+
+    monkeypatch.setattr(Penalties, "listed", break_one)
+    outputs = llm.generate(["a", "b", "c"], params)
+    assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
+    assert "entries" in str(outputs[1].error)
+    assert outputs[1].token_ids == expected[1].token_ids[: len(outputs[1].token_ids)]
+    assert [outputs[i].token_ids for i in (0, 2)] == [expected[i].token_ids for i in (0, 2)]
+    assert not caplog.records, "no round failed"
 
 
 def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run(

@@ -38,7 +38,10 @@ def dense(logits: np.ndarray, prompt: Sequence[int], output: Sequence[int], para
 def run(logits: np.ndarray, rows: dict[int, tuple[Penalties, Any]], drafts: np.ndarray) -> np.ndarray:
     """``logits`` adjusted by the definition, with what ``Entries`` holds for ``rows``."""
     entries = Entries(len(logits), 64, torch.device("cpu"))
-    entries.write(len(logits), rows)
+    entries.begin(len(logits))
+    for slot, listed in rows.items():
+        entries.add(slot, *listed)
+    entries.write()
     entries.copy_in()
     views = {name: tensor.numpy() for name, tensor in entries.view(len(logits), entries.columns).items()}
     return adjust_logits(logits, drafts, **views)
@@ -110,14 +113,18 @@ def test_a_batch_mixes_requests_that_list_much_little_and_nothing() -> None:
     wide = Penalties(range(200), SamplingParams(repetition_penalty=2.0))
     narrow = Penalties([0], SamplingParams(logit_bias={3: 1.5}, presence_penalty=0.5, frequency_penalty=-0.25))
     for rows, columns in (({1: wide, 3: narrow}, 256), ({0: narrow}, 64)):
-        listed = {slot: (request, request.listed([0], [])) for slot, request in rows.items()}
-        entries.write(4, listed)
+        listed = {slot: request.listed([0], []) for slot, request in rows.items()}
+        entries.begin(4)
+        for slot, request in rows.items():
+            entries.add(slot, request, listed[slot])
+        entries.write()
         entries.copy_in()
         view = entries.view(4, columns)
         assert entries.columns == columns
-        assert view["entry_len"].tolist() == [len(listed[i][1].bias) if i in listed else 0 for i in range(4)]
+        assert view["entry_len"].tolist() == [len(listed[i].bias) if i in listed else 0 for i in range(4)]
         at = next(slot for slot, request in rows.items() if request is narrow)
         assert (view["entry_tokens"][at, 0], view["entry_bias"][at, 0]) == (3, 1.5)
         assert [float(view[n][at]) for n in ("presence", "frequency", "repetition")] == [0.5, -0.25, 1.0]
-    entries.write(4, {})
+    entries.begin(4)
+    entries.write()
     assert entries.columns == 0
