@@ -5,7 +5,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from tandemrt.engines.contract import mask_words
-from tandemrt.engines.errors import InternalError
 
 ALL = np.int32(-1)
 
@@ -46,13 +45,3 @@ def allow_only(row: np.ndarray, token: int) -> None:
     """Make ``row`` a single bit."""
     row[:] = 0
     allow(row, token)
-
-
-def check_rows(rows: np.ndarray, at_least: int, words: int) -> None:
-    """Refuse a buffer that mask rows cannot be written to safely. Raises InternalError."""
-    if not isinstance(rows, np.ndarray) or rows.dtype != np.int32:
-        raise InternalError(f"rows: must be a numpy array of int32, got {getattr(rows, 'dtype', type(rows).__name__)}")
-    if rows.ndim != 2 or rows.shape[1] != words or rows.shape[0] < at_least:
-        raise InternalError(f"rows: must have shape [at least {at_least}, {words}], got {list(rows.shape)}")
-    if not (rows.flags.c_contiguous and rows.flags.writeable):
-        raise InternalError("rows: must be C-contiguous and writable, got a strided or read-only view; pass a copy")

@@ -122,26 +122,18 @@ class Constraint:
         self._phases.write_row(self._state, row)
         return not row.any()
 
-    def fill(self, draft: Sequence[int], rows: np.ndarray) -> int:
+    def fill(self, draft: Sequence[int], masks: MaskRows, first: int) -> int:
         """Write the mask rows of a window and leave no trace.
 
         Args:
             draft: K drafted tokens.
-            rows: int32[at least K+1, words], C-contiguous. Row i is the state after the committed tokens and
-                ``draft[:i]``. Rows behind a refused or an ending token are never read and are all ones.
+            masks: row ``first + i`` becomes the state after the committed tokens and ``draft[:i]``. Of the K+1 rows
+                those behind a refused or an ending token are never read, and left as they are.
 
         Returns:
             How many drafted tokens are worth verifying: those before the first one that its own row refuses, and
             none behind a token that ends the request.
         """
-        bitmask.check_rows(rows, len(draft) + 1, self._words)
-        masks = MaskRows(rows)
-        usable = self.fill_masks(draft, masks, 0)
-        rows[masks.changed :] = bitmask.ALL
-        return usable
-
-    def fill_masks(self, draft: Sequence[int], masks: MaskRows, first: int) -> int:
-        """As ``fill``, into the rows of ``masks`` from ``first`` on; rows that are never read are left as they are."""
         self._empty_after = None
         state, usable = self._state, 0
         try:

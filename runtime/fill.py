@@ -52,7 +52,7 @@ class Filler:
         draft = drafted[: min(request.window, request.remaining - 1)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
-        count = request.constraint.fill_masks(draft, self._masks, first)
+        count = request.constraint.fill(draft, self._masks, first)
         # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
         # would draw from the target where the rule draws from the residual.
         if request.rule is Rule.REJECTION:

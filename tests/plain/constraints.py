@@ -8,6 +8,7 @@ import numpy as np
 from tandemrt.engines.contract import mask_words
 from tandemrt.runtime.constraint import Constraint
 from tandemrt.runtime.grammar import CompiledGrammar, GrammarCompiler
+from tandemrt.runtime.masks import MaskRows
 from tandemrt.runtime.vocabulary import Vocabulary
 
 MERGES = (b'{"', b'":', b'",', b"true", b"<|", b"think", b"/think", b"  ", b'"}', b"\n\n", b"12")
@@ -18,6 +19,7 @@ VALID = SPECIAL.stop
 WIDTH = VALID + 7  # the logits are wider than the vocabulary
 WORDS = mask_words(WIDTH)
 EVERYTHING = frozenset(range(VALID))
+UNREAD = 0x55555555  # what rows hold that nothing was written to
 
 VOCABULARY = Vocabulary(
     tokens=tuple(bytes([byte]) for byte in range(256)) + MERGES + (b"",) * (WIDTH - 256 - len(MERGES)),
@@ -49,7 +51,11 @@ def constraint(stop_ids=(STOP,), **options) -> Constraint:
 
 
 def rows_for(draft) -> np.ndarray:
-    return np.full((len(draft) + 1, WORDS), 0x55555555, np.int32)
+    return np.full((len(draft) + 1, WORDS), UNREAD, np.int32)
+
+
+def fill(state: Constraint, draft, rows) -> int:
+    return state.fill(draft, MaskRows(rows), 0)
 
 
 def tokens_in(row) -> frozenset[int]:
@@ -58,9 +64,9 @@ def tokens_in(row) -> frozenset[int]:
 
 
 def allowed(state: Constraint) -> frozenset[int]:
-    """The tokens that may follow, padding left out of the all-ones row of a finished request."""
+    """The tokens that may follow; anything for a finished request, whose row is never read."""
     rows = rows_for([])
-    assert state.fill([], rows) == 0
+    assert fill(state, [], rows) == 0
     return tokens_in(rows[0])
 
 

@@ -13,8 +13,10 @@ from tandemrt.runtime.phases import Phase
 from tandemrt.runtime.thinking import ThinkingRule
 from tests.plain.constraints import (
     STOP,
+    UNREAD,
     allowed,
     constraint,
+    fill,
     json_grammar,
     pieces,
     regex_grammar,
@@ -83,22 +85,22 @@ def test_every_row_of_every_window_is_the_row_of_a_fresh_replay(make, data):
     for _ in range(data.draw(st.integers(1, 5))):
         draft = propose(data, state, data.draw(st.integers(0, 5)))
         rows = rows_for(draft)
-        usable = state.fill(draft, rows)
+        usable = fill(state, draft, rows)
         again = rows_for(draft)
-        assert state.fill(draft, again) == usable
+        assert fill(state, draft, again) == usable
         assert (rows == again).all()
         for index in range(usable + 1):
             replay = make()
             for token in (*history, *draft[:index]):
                 replay.commit([token])
             expected = rows_for([])
-            replay.fill([], expected)
+            fill(replay, [], expected)
             assert tokens_in(rows[index]) == tokens_in(expected[0])
             if index < usable:
                 assert draft[index] in tokens_in(rows[index])
             elif usable < len(draft):
                 assert replay.finished or draft[index] not in tokens_in(rows[index])
-        assert (rows[usable + 1 :] == -1).all()
+        assert (rows[usable + 1 :] == UNREAD).all()
         taken = draft[: data.draw(st.integers(0, usable))]
         bonus = sorted(tokens_in(rows[len(taken)]) & {*LETTERS, *spell(": t12"), STOP})
         if bonus and not state.finished:
