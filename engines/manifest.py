@@ -12,7 +12,7 @@ from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.validation import Record, explain, refuse
 
 FILE_NAME = "bundle.json"
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
 DIGEST = "manifest_sha256"
 # Backends whose engines the runtime of this version runs.
 RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
@@ -143,14 +143,14 @@ class Provenance(Record):
 
 
 class Manifest(Record):
-    """Version 1 of ``bundle.json``.
+    """Version 2 of ``bundle.json``.
 
     ``vocab`` is the width of the logits; ids from ``valid_tokens`` up to it are padding that spells nothing.
     ``specs`` are the model specs as JSON, ``files`` every other file of the bundle. ``kernels`` says which of them
     are compiled kernels, and for what: ``sm_90`` (a cubin) or ``compute_80`` (PTX).
     """
 
-    manifest_version: Literal[1]
+    manifest_version: Literal[2]
     name: str
     limits: Limits
     vocab: Count

@@ -46,7 +46,7 @@ def manifest(folder: Path, names: Any) -> Manifest:
         name: contract.verify(vocab=96, dtype="float32", draft_probs=name != "verify") for name in ENGINES[2:]
     }
     return Manifest(
-        manifest_version=1,
+        manifest_version=2,
         name="sample",
         limits=Limits(batch=4, length=32, capacity=37, window=4, prefill_chunk=16),
         vocab=96,
@@ -234,22 +234,29 @@ def test_files_that_a_file_manager_leaves_behind_do_no_harm(bundle: Bundle) -> N
 
 
 def test_a_newer_manifest_is_refused_with_what_to_do(bundle: Bundle) -> None:
-    edit(bundle.folder, "manifest_version", value=2)
-    with pytest.raises(BadBundle, match=r"must be at most 1; got 2\. Update tandemrt, or build"):
+    edit(bundle.folder, "manifest_version", value=3)
+    with pytest.raises(BadBundle, match=r"must be at most 2; got 3\. Update tandemrt, or build"):
         Bundle.open(bundle.folder)
 
 
 def test_a_newer_manifest_is_refused_before_its_new_keys_are_looked_at(bundle: Bundle) -> None:
     edit(bundle.folder, "paged", value=True)
-    edit(bundle.folder, "manifest_version", value=2)
+    edit(bundle.folder, "manifest_version", value=3)
     with pytest.raises(BadBundle, match="Update tandemrt"):
         Bundle.open(bundle.folder)
 
 
-@pytest.mark.parametrize("version", [0, -1, True, "1", 1.0, None])
+def test_a_bundle_of_version_1_which_lacks_engines_is_to_be_built_again(bundle: Bundle) -> None:
+    edit(bundle.folder, "manifest_version", value=1)
+    edit(bundle.folder, "engines", "adjust", value=None)
+    with pytest.raises(BadBundle, match=r"manifest_version must be 2; got 1\. Build the bundle again"):
+        Bundle.open(bundle.folder)
+
+
+@pytest.mark.parametrize("version", [0, -1, True, "2", 2.0, None])
 def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> None:
     edit(bundle.folder, "manifest_version", value=version)
-    with pytest.raises(BadBundle, match="manifest_version must be 1; got "):
+    with pytest.raises(BadBundle, match="manifest_version must be 2; got "):
         Bundle.open(bundle.folder)
 
 
