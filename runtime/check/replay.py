@@ -27,8 +27,11 @@ def check_replay(name: str, engine: Engine, limits: Limits, plan: Plan) -> Findi
     if not engine.capturable:
         return Finding(check, against, "this engine cannot be captured; rounds run it directly", "not applicable")
     decodes = is_decoder(engine.contract)
-    kept: Mapping[str, torch.Tensor] = make_rows(engine, len(plan.tokens)).rows(0, len(plan.tokens)) if decodes else {}
     steps = list(_windows(plan) if decodes else _cases(engine, limits))
+    if len(steps) < 2:
+        why = f"of windows one behind the other {len(steps)} fits the capacity {limits.capacity}: none to replay"
+        return Finding(check, against, why, "not applicable")
+    kept: Mapping[str, torch.Tensor] = make_rows(engine, len(plan.tokens)).rows(0, len(plan.tokens)) if decodes else {}
     given = {key: values.to(engine.device) for key, values in steps[0].items()}
     outputs = _outputs(engine, given)
     state = {source: given[source] for _, source in engine.contract.aliases if source in given}  # changed in place

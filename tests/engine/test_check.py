@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +15,7 @@ import torch
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.cli import main
+from tandemrt.engines import contract
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.manifest import FILE_NAME, File, Limits
 from tandemrt.engines.recipe import Recipe
@@ -29,6 +31,7 @@ from tandemrt.runtime.check.baseline import open_widened
 from tandemrt.runtime.check.cases import awkward_case, verified
 from tandemrt.runtime.check.finding import Finding
 from tandemrt.runtime.check.operators import is_tie
+from tandemrt.runtime.check.replay import check_replay
 from tandemrt.runtime.check.run import check_engines
 from tandemrt.runtime.check.texts import Texts, compared
 from tandemrt.runtime.check.walk import Plan, expected
@@ -164,6 +167,15 @@ def test_texts_that_part_fail_on_a_cpu_and_say_where_and_how_far_from_a_tie(tiny
     assert different.result.count("differs at token 7, where the logits are") == 2
     assert different.result.count("no tie") == 2
     assert (shorter.verdict, shorter.result.count("differs at token 5")) == ("fail", 2)
+
+
+def test_a_capacity_for_a_single_window_leaves_nothing_to_replay_and_is_no_pass():
+    limits = Limits(batch=1, length=8, capacity=25, window=16, prefill_chunk=4)
+    shape = contract.decoder(layers=1, kv_heads=1, head_dim=8, capacity=25, vocab=50, dtype="float32")
+    on_a_gpu = SimpleNamespace(device=torch.device("cuda"), capturable=True, contract=shape)  # never asked to run
+    finding = check_replay("target", on_a_gpu, limits, Plan.of(limits, 50))
+    assert (finding.verdict, finding.numbers) == ("not applicable", {})
+    assert finding.result == "of windows one behind the other 1 fits the capacity 25: none to replay"
 
 
 @pytest.mark.parametrize(("gap", "tie"), [(1e-6, True), (1e-2, False)])
