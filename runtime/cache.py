@@ -107,6 +107,8 @@ def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None,
                 f"{limits.batch} slots, received {tokens}; leave it out"
             )
         return LinearRoom()
+    if tokens is not None and type(tokens) is not int:
+        raise BadRequest(f"cache_tokens: must be an integer, received {tokens!r}; give a number of tokens, or None")
     if tokens is not None and tokens < 1:
         raise BadRequest(f"cache_tokens: a cache must hold at least one token, received {tokens}")
     row = blocks_of(limits.capacity)

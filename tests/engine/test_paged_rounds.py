@@ -97,10 +97,12 @@ def test_a_request_that_can_never_fit_is_refused_with_numbers(bundles: dict[str,
     [
         ("linear", 100, "cache_tokens: this bundle's cache is linear, .* received 100"),
         ("paged", 0, "cache_tokens: a cache must hold at least one token, received 0"),
+        ("paged", True, "cache_tokens: must be an integer, received True"),
+        ("paged", 640.0, r"cache_tokens: must be an integer, received 640\.0"),
     ],
 )
 def test_a_cache_size_that_makes_no_sense_is_refused(
-    bundles: dict[str, Path], bundle: str, cache_tokens: int, message: str
+    bundles: dict[str, Path], bundle: str, cache_tokens: Any, message: str
 ) -> None:
     with pytest.raises(BadRequest, match=message):
         LLM(bundles[bundle], device="cpu", threads=1, cache_tokens=cache_tokens)
