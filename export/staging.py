@@ -1,5 +1,6 @@
 """Write a bundle folder so that it appears whole or not at all."""
 
+import json
 import os
 import shutil
 import uuid
@@ -8,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tandemrt.engines.errors import BadBundle
-from tandemrt.engines.manifest import FILE_NAME, Manifest
+from tandemrt.engines.manifest import FILE_NAME, VERSION, Manifest
 
 
 def check_destination(out: Path, name: str, *, force: bool) -> None:
@@ -30,9 +31,12 @@ def check_destination(out: Path, name: str, *, force: bool) -> None:
     try:
         found = Manifest.read(out).name
     except BadBundle as error:
-        raise BadBundle(
-            f"out holds a bundle that cannot be read; replace it with --force, or choose --out: {error}"
-        ) from error
+        older = _name_in_older_manifest(out)
+        if older is None:
+            raise BadBundle(
+                f"out holds a bundle that cannot be read; replace it with --force, or choose --out: {error}"
+            ) from error
+        found = older
     if found != name:
         raise BadBundle(
             f"out must not hold another bundle; {out} is {found!r}, not {name!r}. Use --force or another --out"
@@ -77,3 +81,14 @@ def place(source: Path, folder: Path) -> Path:
     except OSError:
         shutil.copyfile(source, destination)
     return destination
+
+
+def _name_in_older_manifest(folder: Path) -> str | None:
+    """The name of a bundle that an earlier version of this package built; a build is how such a one is renewed."""
+    try:
+        data = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(data, dict) or data.get("manifest_version") not in range(1, VERSION):
+        return None
+    return data.get("name") if isinstance(data.get("name"), str) else None

@@ -85,6 +85,13 @@ def test_a_bundle_that_cannot_be_read_is_given_up_only_with_force(tmp_path: Path
     check_destination(tmp_path / "bundle", "sample", force=True)
 
 
+def test_a_bundle_that_an_earlier_version_built_is_replaced_if_the_name_is_the_same(tmp_path: Path) -> None:
+    edit(write_bundle(tmp_path / "bundle").folder, "manifest_version", value=1)
+    check_destination(tmp_path / "bundle", "sample", force=False)
+    with pytest.raises(BadBundle, match="is 'sample', not 'other'"):
+        check_destination(tmp_path / "bundle", "other", force=False)
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_anything_that_is_not_a_bundle_is_never_given_up(tmp_path: Path, force: bool) -> None:
     (tmp_path / "folder").mkdir()
