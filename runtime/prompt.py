@@ -53,6 +53,11 @@ def _encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _encode_chat(messages: list[Any], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if not tokenizer.chat_template:
+        raise BadRequest(
+            "prompt: the bundle's tokenizer must have a chat template to take messages, and has none; "
+            f"send a text instead (tandemrt run: --raw), received {messages!r}"
+        )
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # templates raise whatever their author wrote

@@ -22,6 +22,13 @@ def test_what_is_no_prompt_is_refused_as_a_request(tokenizer: PreTrainedTokenize
         token_ids(prompt, tokenizer, valid_tokens=2000, limit=100)
 
 
+def test_messages_for_a_tokenizer_without_a_chat_template_are_refused_with_the_way_out() -> None:
+    plain = AutoTokenizer.from_pretrained(CHECKPOINTS / "target")
+    plain.chat_template = None
+    with pytest.raises(BadRequest, match=r"must have a chat template .*, and has none; send a text instead"):
+        token_ids([{"role": "user", "content": "hello"}], plain, valid_tokens=2000, limit=100)
+
+
 @pytest.mark.parametrize("prompt", [5, None, "text", [1, 2], [{"role": "user", "content": "x"}], [], iter([1])])
 def test_one_prompt_is_no_batch(prompt: Any) -> None:
     assert not is_batch(prompt)
