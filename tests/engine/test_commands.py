@@ -2,13 +2,11 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tandemrt.cli import main
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import Binding
 from tests.makers import tiny_checkpoint, write_recipe
@@ -20,21 +18,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_checkpoint(folder / "target", layers=1)
     write_recipe(folder / "tiny.toml", target=folder / "target")
     return folder
-
-
-@pytest.fixture
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command line in ``folder`` and return exit code, standard output and standard error."""
-    monkeypatch.chdir(folder)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tandemrt", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        captured = capsys.readouterr()
-        return int(caught.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def words(text: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandemrt.cli import main
+from tests.engine.conftest import Run
 from tests.makers import tiny_checkpoint, write_recipe
 
 
@@ -19,18 +19,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command line in ``folder`` and return exit code, standard output and standard error, in single spaces."""
-    monkeypatch.chdir(folder)
+def run(run: Run) -> Run:
+    """The same, with what was wrapped at the width of a terminal in single spaces."""
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tandemrt", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        captured = capsys.readouterr()
-        return int(caught.value.code or 0), re.sub(r"\s+", " ", captured.out), re.sub(r"\s+", " ", captured.err)
+    def run_unwrapped(*arguments: str) -> tuple[int, str, str]:
+        code, out, err = run(*arguments)
+        return code, re.sub(r"\s+", " ", out), re.sub(r"\s+", " ", err)
 
-    return run
+    return run_unwrapped
 
 
 def test_a_recipe_for_a_cpu_builds_for_rtx_gpus_when_asked_to(run) -> None:
