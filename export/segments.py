@@ -13,10 +13,6 @@ from tandemrt.export.builder import IR_VERSION
 from tandemrt.export.paged import LIBRARY
 from tandemrt.plugins.operators import DOMAIN
 
-# FusedMatMul reads a weight as the checkpoint stores it. MatMul behind a Transpose computes the same, in standard
-# operators; onnxruntime then turns every weight around when it loads, at the price of a copy in host memory.
-TRANSPOSE_IN_PRODUCT = True
-
 
 def cut(path: Path, folder: Path) -> Segments:
     """Write the pieces of the decoder at ``path`` beside it; return where they are, relative to ``folder``.
@@ -66,7 +62,7 @@ class _Cutter:
         self.types = {info.name: info for info in (*graph.input, *graph.output, *graph.value_info)}
         self._opsets = {opset.domain: opset.version for opset in model.opset_import}
         self._weights = {tensor.name: tensor for tensor in graph.initializer}
-        self._nodes = _transposed_products(graph.node) if TRANSPOSE_IN_PRODUCT else list(graph.node)
+        self._nodes = _transposed_products(graph.node)
         names = (segments.hidden, segments.residual, segments.mixed, segments.activated)
         # In the order in which a piece declares them.
         self._stops = [info.name for info in graph.input] + [name(layer) for layer in range(layers) for name in names]
@@ -127,7 +123,10 @@ class _Cutter:
 
 
 def _transposed_products(nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    """``nodes`` with every MatMul by a transposed weight as one FusedMatMul."""
+    """``nodes`` with every MatMul by a transposed weight as one FusedMatMul, which reads a weight as it is stored.
+
+    onnxruntime would turn every weight around when it loads, and a window is no faster for it (docs/benchmarks.md).
+    """
     turned: Mapping[str, str] = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Transpose"}
 
     def fused(node: NodeProto) -> NodeProto:
