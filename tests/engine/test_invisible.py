@@ -53,6 +53,15 @@ def told(output: RequestOutput) -> tuple[list[int], str, str, str]:
     return output.token_ids, output.reasoning, output.text, output.finish_reason
 
 
+def hold_backwards_and_alone(bundle: Path, requests: list[tuple[str, dict[str, Any]]], plain: list[Any]) -> None:
+    """In the opposite order, so in other slots beside other requests, and one by one: the texts are ``plain``."""
+    backwards = outputs(bundle, requests=requests[::-1], window=3)
+    assert [told(output) for output in backwards[::-1]] == plain
+    with LLM(bundle, threads=1) as llm:
+        alone = [llm.generate(prompt, SamplingParams(**params)) for prompt, params in requests]
+    assert [told(output) for output in alone] == plain
+
+
 def test_the_requests_end_in_many_ways(plain: list[tuple[list[int], str, str, str]]) -> None:
     assert {finish for *_, finish in plain} == {"stop", "length"}
     assert sum(bool(reasoning) for _, reasoning, _, _ in plain) >= 2
@@ -78,11 +87,7 @@ def test_drafts_by_lookup_change_no_token(ngram_bundle: Path, plain: list[Any]) 
 
 
 def test_batch_mates_and_slots_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
-    backwards = outputs(tiny_bundle, requests=REQUESTS[::-1], window=3)
-    assert [told(output) for output in backwards[::-1]] == plain
-    with LLM(tiny_bundle, threads=1) as llm:
-        alone = [llm.generate(prompt, SamplingParams(**params)) for prompt, params in REQUESTS]
-    assert [told(output) for output in alone] == plain
+    hold_backwards_and_alone(tiny_bundle, REQUESTS, plain)
 
 
 def test_windows_of_single_requests_differ_within_one_batch(tiny_bundle: Path, plain: list[Any]) -> None:

@@ -11,7 +11,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tests.engine.test_invisible import REQUESTS as UNADJUSTED
-from tests.engine.test_invisible import SCHEMA, outputs, told
+from tests.engine.test_invisible import SCHEMA, hold_backwards_and_alone, outputs, told
 
 LOUD = dict.fromkeys(range(65, 75), 4.0)  # a few tokens that are likely now, so that texts repeat themselves
 PENALTIES: list[dict[str, Any]] = [
@@ -60,11 +60,7 @@ def test_drafts_by_lookup_change_no_token(ngram_bundle: Path, plain: list[Any]) 
 
 
 def test_batch_mates_and_slots_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
-    backwards = outputs(tiny_bundle, requests=REQUESTS[::-1], window=3)
-    assert [told(output) for output in backwards[::-1]] == plain
-    with LLM(tiny_bundle, threads=1) as llm:
-        alone = [llm.generate(prompt, SamplingParams(**params)) for prompt, params in REQUESTS]
-    assert [told(output) for output in alone] == plain
+    hold_backwards_and_alone(tiny_bundle, REQUESTS, plain)
 
 
 def test_the_rejection_rule_repeats_itself_and_harms_no_coupled_neighbour(tiny_bundle: Path, plain: list[Any]) -> None:
