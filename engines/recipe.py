@@ -21,7 +21,7 @@ from pydantic import (
 
 from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.errors import BadRecipe
-from tandemrt.engines.recipe_tensorrt import TensorRt, TensorRtRtx, rtx_capabilities
+from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabilities
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"

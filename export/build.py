@@ -11,10 +11,10 @@ from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
-from tandemrt.export.builder import save_model
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph
 from tandemrt.export.compile.kernels import compile_into, kernels_for
-from tandemrt.export.graphs import Model, graphs, open_models
+from tandemrt.export.model.builder import save_model
+from tandemrt.export.model.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.staging import check_destination, place, staged
 

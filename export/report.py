@@ -14,7 +14,7 @@ from tandemrt.engines.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.manifest import EngineName, Limits, Manifest, Marker
 from tandemrt.export.build import BuildReport
 from tandemrt.export.compile.onnxruntime import differences
-from tandemrt.export.compile.tensorrt_summary import summaries
+from tandemrt.export.compile.tensorrt.summary import summaries
 from tandemrt.export.progress import console
 
 

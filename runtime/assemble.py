@@ -8,21 +8,21 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable, BadRequest
 from tandemrt.runtime.backends import open_engines
 from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.buffers import RoundBuffers
-from tandemrt.runtime.cache import Room, make_cache, make_room
+from tandemrt.runtime.caches.kv_cache import Room, make_cache, make_room
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.drafters.ngram import NgramDrafter
 from tandemrt.runtime.drafters.none import NoDrafter
-from tandemrt.runtime.graphs import Graphs
-from tandemrt.runtime.loop import Loop
 from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.scheduler import Scheduler
-from tandemrt.runtime.slots import SlotState
-from tandemrt.runtime.tandem import Tandem
-from tandemrt.runtime.timeline import Timeline
-from tandemrt.runtime.windows import Windows
+from tandemrt.runtime.requests.scheduler import Scheduler
+from tandemrt.runtime.round.buffers import RoundBuffers
+from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.loop import Loop
+from tandemrt.runtime.round.slots import SlotState
+from tandemrt.runtime.round.tandem import Tandem
+from tandemrt.runtime.round.timeline import Timeline
+from tandemrt.runtime.round.windows import Windows
 
 
 def assemble(

@@ -13,14 +13,14 @@ from transformers import AutoTokenizer
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest, InternalError, TandemError
 from tandemrt.engines.params import SamplingParams
-from tandemrt.runtime.admission import Admission
 from tandemrt.runtime.assemble import assemble
-from tandemrt.runtime.loop import Loop
 from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.outputs import RequestOutput, StreamOutput
-from tandemrt.runtime.prompt import Prompt, is_batch
-from tandemrt.runtime.request import Listener, Request
-from tandemrt.runtime.worker import Worker
+from tandemrt.runtime.requests.admission import Admission
+from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
+from tandemrt.runtime.requests.prompt import Prompt, is_batch
+from tandemrt.runtime.requests.request import Listener, Request
+from tandemrt.runtime.round.loop import Loop
+from tandemrt.runtime.round.worker import Worker
 
 
 class LLM:

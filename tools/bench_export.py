@@ -15,12 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tandemrt.export.blocks import Lowering
-from tandemrt.export.builder import save_model
-from tandemrt.export.checkpoint import Checkpoint
-from tandemrt.export.decoder import build_decoder
-from tandemrt.export.segments import cut
-from tandemrt.export.spec import ModelSpec
+from tandemrt.export.model.builder import save_model
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.model.layers import Lowering
+from tandemrt.export.passes.cut import cut
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
 from tools.random_checkpoint import Family, Size, write_checkpoint
 
 LIMITS = {"seconds": 10.0, "peak_mb": 1000.0, "graph_mb": 2.0}

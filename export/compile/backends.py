@@ -8,14 +8,14 @@ from pathlib import Path
 from tandemrt.engines.errors import BadRecipe, InternalError
 from tandemrt.engines.manifest import Engine
 from tandemrt.engines.recipe import Recipe
-from tandemrt.engines.recipe_tensorrt import TensorRt, TensorRtRtx
-from tandemrt.export.blocks import Lowering
+from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx
 from tandemrt.export.compile import onnxruntime
-from tandemrt.export.compile.tensorrt import build_engine
-from tandemrt.export.compile.tensorrt_listeners import Progress
-from tandemrt.export.compile.tensorrt_profiles import Profile, decoder_profiles, head_profiles
-from tandemrt.export.graphs import Graph
-from tandemrt.export.segments import cut
+from tandemrt.export.compile.tensorrt.engine import build_engine
+from tandemrt.export.compile.tensorrt.listeners import Progress
+from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, head_profiles
+from tandemrt.export.model.graphs import Graph
+from tandemrt.export.model.layers import Lowering
+from tandemrt.export.passes.cut import cut
 
 DECODERS = ("target", "draft")
 VERIFIERS = ("verify", "verify_probs")  # what TensorRT builds with our plugins; TensorRT-RTX has none

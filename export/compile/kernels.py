@@ -7,7 +7,7 @@ from pathlib import Path
 from tandemrt.engines.bundle import KERNELS
 from tandemrt.engines.gpus import architectures_for
 from tandemrt.engines.recipe import Recipe
-from tandemrt.export.graphs import Model
+from tandemrt.export.model.graphs import Model
 from tandemrt.plugins.kernels.compile import ARCHITECTURES, compile_kernels, kernel_names
 
 BETWEEN_PIECES = ("attention", "swiglu")  # what a decoder with a paged cache is cut at

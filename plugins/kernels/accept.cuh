@@ -2,7 +2,7 @@
 #pragma once
 #include "stats.cuh"
 
-// Where the requests stand in their texts (runtime/slots.py). Null pointers: nobody asks.
+// Where the requests stand in their texts (runtime/round/slots.py). Null pointers: nobody asks.
 struct Progress {
     i64* length;
     i64* position;

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.plugins.kernels.cache import keep, key_of, load
+from tandemrt.plugins.kernels.compile_cache import keep, key_of, load
 
 _OPTIONS = ("--std=c++17", "--extra-device-vectorization")
 

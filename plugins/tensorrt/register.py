@@ -10,7 +10,7 @@ from importlib import import_module
 from types import GenericAlias
 from typing import Any
 
-from tandemrt.engines.tensorrt import load
+from tandemrt.engines.tensorrt.library import load
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.tensorrt.operators import LOGITS, OPERATORS, SUFFIXES, Operator
 

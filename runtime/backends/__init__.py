@@ -6,7 +6,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.manifest import RUNNABLE, EngineName
-from tandemrt.engines.tensorrt import LIBRARIES
+from tandemrt.engines.tensorrt.library import LIBRARIES
 from tandemrt.runtime.backends.base import Engine
 
 
@@ -19,7 +19,7 @@ def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> d
                 f"run; it runs {', '.join(RUNNABLE)}: build the bundle with one of those in the recipe's [backend] name"
             )
     if device.type == "cuda" and any(entry.backend in LIBRARIES for entry in bundle.manifest.engines.values()):
-        from tandemrt.runtime.backends.tensorrt_plan import memory_needed, require_memory
+        from tandemrt.runtime.backends.tensorrt.plan import memory_needed, require_memory
 
         require_memory(memory_needed(bundle), torch.cuda.mem_get_info(device)[0])
     return {name: _open(bundle, name, device, threads) for name in bundle.manifest.engines}
@@ -28,7 +28,7 @@ def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> d
 def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int | None) -> Engine:
     # A backend is imported when a bundle asks for it: none of them must be installed for another one to run.
     if bundle.engine(name).backend in LIBRARIES:
-        from tandemrt.runtime.backends.tensorrt import TensorRtEngine
+        from tandemrt.runtime.backends.tensorrt.engine import TensorRtEngine
 
         return TensorRtEngine.open(bundle, name, device)
     if device.type == "cuda" and bundle.engine(name).segments is not None:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
-from tandemrt.runtime.commands import BundlePath, Device, Report, Threads
+from tandemrt.runtime.cli.commands import BundlePath, Device, Report, Threads
 
 _COLOURS = {"pass": "green", "fail": "red", "measured": "cyan", "not applicable": "dim"}
 console = Console()
@@ -28,7 +28,7 @@ def check(
 ) -> None:
     """Check BUNDLE on the machine that will serve it: engines, caches, texts. Exit code 1 if anything fails."""
     from tandemrt.runtime.check.run import check_bundle
-    from tandemrt.runtime.doctor import machine
+    from tandemrt.runtime.cli.doctor import machine
 
     table = Table("check", "compared with", "result", "verdict", show_edge=False)
     rows: list[dict[str, Any]] = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.cache import is_paged
+from tandemrt.runtime.caches.kv_cache import is_paged
 from tandemrt.runtime.check.finding import Finding, judged
 from tandemrt.runtime.check.walk import Plan, found
 

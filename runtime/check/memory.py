@@ -7,7 +7,7 @@ import torch
 
 from tandemrt.runtime.check.finding import Finding
 from tandemrt.runtime.drafters.model import ModelDrafter
-from tandemrt.runtime.loop import Loop
+from tandemrt.runtime.round.loop import Loop
 
 _STATM = Path("/proc/self/statm")
 

@@ -12,8 +12,8 @@ from tandemrt.runtime.check.adjust import adjust_case
 from tandemrt.runtime.check.cases import awkward_case
 from tandemrt.runtime.check.finding import Finding, judged
 from tandemrt.runtime.check.walk import Plan, is_decoder, make_rows
-from tandemrt.runtime.graphs import Graphs
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.round.graphs import Graphs
 
 _TIMES = 3  # the first makes the graph, the others replay it
 Inputs = dict[str, torch.Tensor]

@@ -15,7 +15,7 @@ from tandemrt.runtime.check.finding import Finding, judged
 from tandemrt.runtime.check.logits import TOLERANCES
 from tandemrt.runtime.check.walk import Decoder
 from tandemrt.runtime.llm import LLM
-from tandemrt.runtime.outputs import RequestOutput
+from tandemrt.runtime.requests.outputs import RequestOutput
 
 COUNT = 20
 _PROMPT, _OUTPUT = 24, 48  # tokens, at most

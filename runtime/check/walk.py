@@ -13,7 +13,7 @@ import torch
 from tandemrt.engines.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.cache import BlockTable, Cache, LinearCache, PagedCache, is_paged
+from tandemrt.runtime.caches.kv_cache import BlockTable, Cache, LinearCache, PagedCache, is_paged
 
 _CHUNK = 48  # tokens, at most: longer ones only cost the CPU time
 _QUERIES = ("window", "window", "one", "window", "one", "one")

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from tandemrt.runtime.buffers import Buffer
-from tandemrt.runtime.request import Request
+from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.round.buffers import Buffer
 
 
 class Drafter(Protocol):

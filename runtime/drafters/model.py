@@ -7,13 +7,13 @@ import torch
 
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.backends.base import Call, Engine
-from tandemrt.runtime.buffers import Buffer, RoundBuffers
-from tandemrt.runtime.cache import Cache
+from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.device import upload
-from tandemrt.runtime.graphs import Graphs
-from tandemrt.runtime.request import Request
-from tandemrt.runtime.slots import SlotState
-from tandemrt.runtime.tandem import logits_width, prefill_call
+from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
+from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.slots import SlotState
+from tandemrt.runtime.round.tandem import logits_width, prefill_call
 
 
 class ModelDrafter:

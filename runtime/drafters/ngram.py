@@ -5,8 +5,8 @@ Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
 
 from collections.abc import Mapping, Sequence
 
-from tandemrt.runtime.buffers import Buffer, RoundBuffers
-from tandemrt.runtime.request import Request
+from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 
 
 class NgramDrafter:

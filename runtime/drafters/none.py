@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tandemrt.runtime.request import Request
+from tandemrt.runtime.requests.request import Request
 
 
 class NoDrafter:

@@ -11,7 +11,7 @@ from tandemrt.engines import serving
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
 from tandemrt.engines.validation import nearest
-from tandemrt.runtime.prompt import Prompt
+from tandemrt.runtime.requests.prompt import Prompt
 
 _INPUTS = {spec.name: spec for spec in serving.inputs()}
 _SAMPLING = {spec.name for spec in serving.sampling_inputs()}

@@ -14,8 +14,8 @@ import triton_python_backend_utils as pb_utils
 from tandemrt.engines import serving
 from tandemrt.engines.errors import BadRequest, QueueFull, TandemError
 from tandemrt.runtime.llm import LLM
-from tandemrt.runtime.outputs import RequestOutput, StreamOutput
-from tandemrt.runtime.request import Request
+from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
+from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.triton.requests import Ask
 
 log = logging.getLogger(__name__)

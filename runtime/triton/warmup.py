@@ -2,9 +2,9 @@
 
 from tandemrt.engines.errors import InternalError
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
-from tandemrt.runtime.buckets import buckets
 from tandemrt.runtime.llm import LLM
-from tandemrt.runtime.outputs import RequestOutput
+from tandemrt.runtime.requests.outputs import RequestOutput
+from tandemrt.runtime.round.buckets import buckets
 
 
 def warm_up(llm: LLM) -> None:

@@ -8,17 +8,17 @@ if TYPE_CHECKING:
     from tandemrt.engines.params import SamplingParams as SamplingParams
     from tandemrt.engines.params import StructuredOutputs as StructuredOutputs
     from tandemrt.runtime.llm import LLM as LLM
-    from tandemrt.runtime.outputs import RequestOutput as RequestOutput
-    from tandemrt.runtime.outputs import StreamOutput as StreamOutput
+    from tandemrt.runtime.requests.outputs import RequestOutput as RequestOutput
+    from tandemrt.runtime.requests.outputs import StreamOutput as StreamOutput
 
 __version__ = "0.1.0"
 
 # Loaded on first use: the exporter does not pay for the runtime, and the command line starts quickly.
 _HOMES = {
     "LLM": "tandemrt.runtime.llm",
-    "RequestOutput": "tandemrt.runtime.outputs",
+    "RequestOutput": "tandemrt.runtime.requests.outputs",
     "SamplingParams": "tandemrt.engines.params",
-    "StreamOutput": "tandemrt.runtime.outputs",
+    "StreamOutput": "tandemrt.runtime.requests.outputs",
     "StructuredOutputs": "tandemrt.engines.params",
     "TandemError": "tandemrt.engines.errors",
 }

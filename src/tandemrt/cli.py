@@ -8,8 +8,8 @@ from rich.text import Text
 
 from tandemrt.engines.errors import TandemError
 from tandemrt.export import commands as export
-from tandemrt.runtime import commands as runtime
 from tandemrt.runtime.check import command as check
+from tandemrt.runtime.cli import commands as runtime
 
 app = typer.Typer(
     help="Compile a draft and a target language model into engines and run them in tandem.",

@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from tandemrt.engines.contract import Contract, blocks_of
-from tandemrt.export.blocks import Lowering
-from tandemrt.export.builder import save_model
-from tandemrt.export.checkpoint import Checkpoint
-from tandemrt.export.decoder import build_decoder
-from tandemrt.export.spec import ModelSpec
+from tandemrt.export.model.builder import save_model
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.model.layers import Lowering
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 

@@ -11,7 +11,7 @@ import torch
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from tandemrt.engines import contract
-from tandemrt.export.verify import build_adjust
+from tandemrt.export.model.heads import build_adjust
 from tandemrt.plugins.kernels.compile import ARCHITECTURES, compile_kernel
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.reference import adjust_logits

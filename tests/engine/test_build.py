@@ -20,10 +20,10 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable, BadCheckpoint, BadRecipe, InternalError
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import BuildReport, build
-from tandemrt.export.builder import save_model
 from tandemrt.export.compile import onnxruntime as compiler
 from tandemrt.export.compile.backends import compile_graph
-from tandemrt.export.graphs import graphs, open_models
+from tandemrt.export.model.builder import save_model
+from tandemrt.export.model.graphs import graphs, open_models
 from tandemrt.export.provenance import source_state
 from tandemrt.plugins.kernels.compile import kernel_names
 from tandemrt.plugins.kernels.nvrtc import compile_program

@@ -20,11 +20,11 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.manifest import FILE_NAME, File, Limits
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tandemrt.export.builder import save_model
-from tandemrt.export.checkpoint import Checkpoint, read_header
-from tandemrt.export.decoder import build_decoder
-from tandemrt.export.spec import ModelSpec
-from tandemrt.export.verify import build_verify
+from tandemrt.export.model.builder import save_model
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.model.heads import build_verify
+from tandemrt.export.read.checkpoint import Checkpoint, read_header
+from tandemrt.export.read.spec import ModelSpec
 from tandemrt.runtime.backends import open_engines
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.check.baseline import open_widened

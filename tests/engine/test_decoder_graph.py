@@ -12,10 +12,10 @@ from safetensors import safe_open
 
 from tandemrt.engines.contract import Binding, Contract
 from tandemrt.engines.errors import InternalError
-from tandemrt.export.builder import GraphBuilder, save_model
-from tandemrt.export.checkpoint import Checkpoint
-from tandemrt.export.decoder import build_decoder
-from tandemrt.export.spec import ModelSpec
+from tandemrt.export.model.builder import GraphBuilder, save_model
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import Decoder, make_checkpoint
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from tandemrt.engines import segments
 from tandemrt.engines.manifest import Segments
-from tandemrt.export.segments import cut
+from tandemrt.export.passes.cut import cut
 from tandemrt.plugins.reference import window_attention
 from tandemrt.plugins.reference.swiglu import swiglu
 from tests.engine.decoding import SLIDING, VOCAB, Decoder, expected_logits, make_checkpoint

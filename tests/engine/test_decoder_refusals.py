@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
-from tandemrt.export.checkpoint import Checkpoint
-from tandemrt.export.decoder import build_decoder
-from tandemrt.export.spec import ModelSpec
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import edit_config, make_checkpoint
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tandemrt.engines.cache import cache_folder
-from tandemrt.plugins.kernels import cache
+from tandemrt.engines.user_cache import cache_folder
+from tandemrt.plugins.kernels import compile_cache as cache
 from tandemrt.plugins.kernels.nvrtc import Program, Result, compile_program
 
 COPY = Program("copy.cu", b'#include "one.cuh"\nextern "C" __global__ void copy(int* x) { *x = ONE; }', ())

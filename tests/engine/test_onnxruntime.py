@@ -6,8 +6,8 @@ import pytest
 
 from tandemrt.engines import contract
 from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.export.builder import save_model
-from tandemrt.export.verify import build_propose
+from tandemrt.export.model.builder import save_model
+from tandemrt.export.model.heads import build_propose
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.backends.sessions import require_provider
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tandemrt.engines import contract
-from tandemrt.export.verify import build_propose, build_verify
+from tandemrt.export.model.heads import build_propose, build_verify
 from tandemrt.plugins import functions
 from tandemrt.plugins.operators import DOMAIN, Purpose
 from tandemrt.plugins.reference import position_noise, sample_draft

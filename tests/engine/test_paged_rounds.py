@@ -12,7 +12,7 @@ from tandemrt import LLM, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tandemrt.runtime.cache import BlockTable
+from tandemrt.runtime.caches.kv_cache import BlockTable
 from tests.engine.test_invisible import REQUESTS, outputs, told
 from tests.makers import tiny_checkpoint, write_recipe
 

@@ -14,8 +14,8 @@ import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
-from tandemrt.runtime.penalties import Listed, Penalties
-from tandemrt.runtime.request import Request
+from tandemrt.runtime.requests.penalties import Listed, Penalties
+from tandemrt.runtime.requests.request import Request
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_a_full_queue_refuses_a_stream_and_makes_a_list_wait(tiny_bundle: Path) 
 
 
 def test_a_request_whose_constraint_breaks_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tandemrt.runtime.constraint import Constraint
+    from tandemrt.runtime.constraints.constraint import Constraint
 
     commit = Constraint.commit
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandemrt.engines.recipe_tensorrt import TensorRt, TensorRtRtx
-from tandemrt.engines.tensorrt import load, logger
-from tandemrt.export.compile.tensorrt_config import configure, load_timings, save_timings
+from tandemrt.engines.tensorrt.library import load, logger
+from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx
+from tandemrt.export.compile.tensorrt.config import configure, load_timings, save_timings
 
 trt = load("tensorrt-rtx")
 

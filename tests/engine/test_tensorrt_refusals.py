@@ -10,11 +10,11 @@ from tandemrt import LLM
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable, BadRecipe
 from tandemrt.engines.recipe import Recipe
-from tandemrt.engines.tensorrt import load, logger, require_version
+from tandemrt.engines.tensorrt.library import load, logger, require_version
 from tandemrt.export.build import build
 from tandemrt.runtime.backends import open_engines
-from tandemrt.runtime.backends.tensorrt_open import deserialise, require_gpu
-from tandemrt.runtime.backends.tensorrt_plan import memory_needed
+from tandemrt.runtime.backends.tensorrt.open import deserialise, require_gpu
+from tandemrt.runtime.backends.tensorrt.plan import memory_needed
 from tests.makers import tiny_checkpoint, write_recipe
 
 BACKEND = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.6", "12.0"]'

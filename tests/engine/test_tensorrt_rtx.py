@@ -7,13 +7,13 @@ import pytest
 
 from tandemrt.engines.contract import Binding
 from tandemrt.engines.errors import BackendUnavailable, BadRecipe
-from tandemrt.engines.recipe_tensorrt import TensorRtRtx
-from tandemrt.export.builder import GraphBuilder, save_model
-from tandemrt.export.checkpoint import Checkpoint
-from tandemrt.export.compile.tensorrt import build_engine
-from tandemrt.export.compile.tensorrt_profiles import Range
-from tandemrt.export.decoder import build_decoder
-from tandemrt.export.spec import ModelSpec
+from tandemrt.engines.tensorrt.recipe import TensorRtRtx
+from tandemrt.export.compile.tensorrt.engine import build_engine
+from tandemrt.export.compile.tensorrt.profiles import Range
+from tandemrt.export.model.builder import GraphBuilder, save_model
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import make_checkpoint
 
 WINDOW = {"batch": Range(1, 2, 4), "query": Range(1, 5, 8), "rows": Range(1, 5, 8)}

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tandemrt.engines.recipe_tensorrt import ComputeCapability, TensorRtRtx, rtx_capabilities
-from tandemrt.export.builder import save_model
-from tandemrt.export.checkpoint import Checkpoint
-from tandemrt.export.compile.tensorrt import EngineReport, build_engine
-from tandemrt.export.compile.tensorrt_profiles import Range
-from tandemrt.export.decoder import build_decoder
-from tandemrt.export.spec import ModelSpec
+from tandemrt.engines.tensorrt.recipe import ComputeCapability, TensorRtRtx, rtx_capabilities
+from tandemrt.export.compile.tensorrt.engine import EngineReport, build_engine
+from tandemrt.export.compile.tensorrt.profiles import Range
+from tandemrt.export.model.builder import save_model
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
 from tools.demo.models import DRAFT, TARGET
 
 ONE = Range(1, 1, 1)

@@ -10,12 +10,12 @@ import math
 import numpy as np
 import pytest
 
-from tandemrt.engines.tensorrt import load, logger
-from tandemrt.export.builder import save_model
-from tandemrt.export.checkpoint import Checkpoint
-from tandemrt.export.compile.tensorrt_network import layers, parse
-from tandemrt.export.decoder import build_decoder
-from tandemrt.export.spec import ModelSpec
+from tandemrt.engines.tensorrt.library import load, logger
+from tandemrt.export.compile.tensorrt.network import layers, parse
+from tandemrt.export.model.builder import save_model
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import make_checkpoint
 
 CAPACITY = 64

@@ -10,7 +10,7 @@ import torch
 
 from tandemrt import LLM
 from tandemrt.engines import contract
-from tandemrt.export.verify import build_adjust
+from tandemrt.export.model.heads import build_adjust
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.module import KernelModule
 from tandemrt.runtime.backends.kernels import AdjustEngine

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandemrt.engines.contract import Contract
-from tandemrt.export.segments import cut
+from tandemrt.export.passes.cut import cut
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.runtime.backends.pieces import open_piece, read_constants
 from tandemrt.runtime.backends.segmented import SegmentedEngine

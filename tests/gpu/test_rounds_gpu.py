@@ -11,8 +11,8 @@ import torch
 from tandemrt import LLM, SamplingParams, StreamOutput
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tandemrt.runtime.graphs import Graphs
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.round.graphs import Graphs
 from tests.gpu.rounds import EVEN, MIXED, drive, first_difference, paged, tiny, told
 
 ROOT = Path(__file__).parents[2]

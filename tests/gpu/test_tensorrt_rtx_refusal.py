@@ -14,8 +14,8 @@ from tandemrt import LLM
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.gpus import name_of
-from tandemrt.engines.tensorrt import load
-from tandemrt.runtime.backends.tensorrt_open import deserialise
+from tandemrt.engines.tensorrt.library import load
+from tandemrt.runtime.backends.tensorrt.open import deserialise
 from tests.makers import tiny_checkpoint, write_recipe
 
 pytest.importorskip("tensorrt_rtx_bindings")

@@ -7,10 +7,10 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tandemrt import SamplingParams, StreamOutput
-from tandemrt.runtime.constraint import Constraint
-from tandemrt.runtime.request import Request, Rules
-from tandemrt.runtime.text import Transcript
-from tandemrt.runtime.thinking import ThinkingRule
+from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.thinking import ThinkingRule
+from tandemrt.runtime.requests.request import Request, Rules
+from tandemrt.runtime.requests.text import Transcript
 
 
 def byte_tokenizer() -> Tokenizer:

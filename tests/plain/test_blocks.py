@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tandemrt.engines.contract import BLOCK_SIZE
 from tandemrt.engines.errors import InternalError
-from tandemrt.runtime.blocks import BlockAllocator
+from tandemrt.runtime.caches.allocator import BlockAllocator
 
 BLOCKS = 9
 

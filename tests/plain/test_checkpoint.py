@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
 from tandemrt.engines.errors import BadCheckpoint
-from tandemrt.export.checkpoint import Checkpoint, read_header
+from tandemrt.export.read.checkpoint import Checkpoint, read_header
 
 TENSORS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

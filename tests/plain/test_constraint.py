@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tandemrt.engines.errors import BadRequest, InternalError
-from tandemrt.runtime.constraint import Constraint
-from tandemrt.runtime.masks import MaskRows
-from tandemrt.runtime.phases import Phase
-from tandemrt.runtime.thinking import ThinkingRule
+from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.phases import Phase
+from tandemrt.runtime.constraints.thinking import ThinkingRule
+from tandemrt.runtime.round.masks import MaskRows
 from tests.plain.constraints import (
     CALL,
     END,

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandemrt.engines.errors import InternalError
-from tandemrt.runtime.constraint import Constraint
-from tandemrt.runtime.phases import Phase
-from tandemrt.runtime.thinking import ThinkingRule
+from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.phases import Phase
+from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tests.plain.constraints import (
     STOP,
     UNREAD,

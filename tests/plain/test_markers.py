@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.markers import ROOT, Closing, MarkerMatcher
-from tandemrt.runtime.thinking import ThinkingRule, read_prompt
+from tandemrt.runtime.constraints.markers import ROOT, Closing, MarkerMatcher
+from tandemrt.runtime.constraints.thinking import ThinkingRule, read_prompt
 
 ids = st.integers(0, 2)
 marker = st.lists(ids, min_size=1, max_size=4).map(tuple)

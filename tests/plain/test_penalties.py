@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tandemrt import SamplingParams
 from tandemrt.plugins.reference import adjust_logits
-from tandemrt.runtime.entries import Entries
-from tandemrt.runtime.penalties import Penalties
+from tandemrt.runtime.requests.penalties import Penalties
+from tandemrt.runtime.round.entries import Entries
 
 VOCAB = 12
 TOKENS = st.integers(0, VOCAB - 1)

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.prompt import is_batch, token_ids
+from tandemrt.runtime.requests.prompt import is_batch, token_ids
 from tools.demo.models import CHECKPOINTS
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tandemrt.export.checkpoint import Checkpoint
-from tandemrt.export.spec import ModelSpec
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
 from tools.random_checkpoint import Dtype, Family, Size, write_checkpoint
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
-from tandemrt.runtime.constraint import Constraint
-from tandemrt.runtime.request import Request, Rules
-from tandemrt.runtime.scheduler import Scheduler
+from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.requests.request import Request, Rules
+from tandemrt.runtime.requests.scheduler import Scheduler
 from tests.plain.requests import make_request
 
 SLOTS, LIMIT = 2, 3

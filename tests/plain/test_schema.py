@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.patterns import FORMATS, unenforceable
-from tandemrt.runtime.schema import check_enforceable, check_valid, lowered
+from tandemrt.runtime.grammars.patterns import FORMATS, unenforceable
+from tandemrt.runtime.grammars.schema import check_enforceable, check_valid, lowered
 from tests.plain.constraints import STOP, WORDS, compiled, compiler, spell, tokens_in
 
 INTEGER, BOOLEAN, STRING = {"type": "integer"}, {"type": "boolean"}, {"type": "string"}

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.runtime.slots import SlotParams, SlotState
+from tandemrt.runtime.round.slots import SlotParams, SlotState
 
 SLOTS = 3
 WINDOW = st.integers(0, 4)

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tandemrt.engines.errors import BadCheckpoint
-from tandemrt.export.spec import ModelSpec
+from tandemrt.export.read.spec import ModelSpec
 
 CONFIGS = {
     "LlamaForCausalLM": LlamaConfig,

@@ -13,7 +13,7 @@ import pytest
 
 from tandemrt.engines.errors import BadRequest, InternalError
 from tandemrt.engines.params import StructuredOutputs
-from tandemrt.runtime.library import GrammarCache, GrammarLibrary
+from tandemrt.runtime.grammars.library import GrammarCache, GrammarLibrary
 from tests.plain.constraints import STOP, VOCABULARY, spell
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -268,7 +268,7 @@ def test_a_process_may_end_while_a_grammar_compiles():
     script = (
         "from tests.plain.test_structured import MANY_WORDS, SLOW\n"
         "from tandemrt.engines.params import StructuredOutputs\n"
-        "from tandemrt.runtime.library import GrammarLibrary\n"
+        "from tandemrt.runtime.grammars.library import GrammarLibrary\n"
         "GrammarLibrary(MANY_WORDS, ()).compile(StructuredOutputs(json=SLOW))\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)

@@ -7,9 +7,9 @@ import torch
 
 from tandemrt.engines.errors import BackendUnavailable, BadBundle, InternalError
 from tandemrt.engines.manifest import Engine as Entry
-from tandemrt.runtime.backends import tensorrt as backend
-from tandemrt.runtime.backends import tensorrt_open
-from tandemrt.runtime.backends.tensorrt_open import deserialise, require_bindings
+from tandemrt.runtime.backends.tensorrt import engine as backend
+from tandemrt.runtime.backends.tensorrt import open as tensorrt_open
+from tandemrt.runtime.backends.tensorrt.open import deserialise, require_bindings
 from tests.plain.stand_in_tensorrt import CAPACITY, CONTRACT, MEMORY, RTX, TENSORRT, VOCAB, Engine, Runtime
 
 CPU = torch.device("cpu")

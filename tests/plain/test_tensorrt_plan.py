@@ -8,8 +8,8 @@ from tandemrt.engines import contract
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
 from tandemrt.engines.manifest import Limits
 from tandemrt.engines.recipe import Recipe
-from tandemrt.export.compile.tensorrt_profiles import decoder_profiles, head_profiles, resolve
-from tandemrt.runtime.backends.tensorrt_plan import choose_profile, require_memory, require_profiles
+from tandemrt.export.compile.tensorrt.profiles import decoder_profiles, head_profiles, resolve
+from tandemrt.runtime.backends.tensorrt.plan import choose_profile, require_memory, require_profiles
 
 TOKENS = {
     "prefill": {"token_ids": ((1, 1), (1, 64), (8, 64))},

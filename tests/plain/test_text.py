@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from tandemrt.runtime.outputs import Speculation
-from tandemrt.runtime.text import Transcript
+from tandemrt.runtime.requests.outputs import Speculation
+from tandemrt.runtime.requests.text import Transcript
 from tests.plain.requests import TOKENIZER
 
 STOPS = st.lists(st.text("ab\né", min_size=1, max_size=4), max_size=3, unique=True)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Reasoning
-from tandemrt.export.vocabulary import Vocabulary
+from tandemrt.export.read.tokenizer import Vocabulary
 from tests.makers import tiny_tokenizer
 
 END_OF_TURN, THINK, THINK_END = 263, 264, 265

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.buckets import bucket, buckets
-from tandemrt.runtime.windows import Windows
+from tandemrt.runtime.round.buckets import bucket, buckets
+from tandemrt.runtime.round.windows import Windows
 
 
 def test_buckets_are_few_and_a_third_wider_than_needed_at_most_from_eight_rows_on() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandemrt.runtime.outputs import StreamOutput
-from tandemrt.runtime.text import Delta
+from tandemrt.runtime.requests.outputs import StreamOutput
+from tandemrt.runtime.requests.text import Delta
 
 
 class Sender:

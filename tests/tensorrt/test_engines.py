@@ -9,12 +9,12 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.manifest import Engine
 from tandemrt.engines.recipe import Recipe
-from tandemrt.engines.recipe_tensorrt import TensorRt
-from tandemrt.engines.tensorrt import LIBRARIES, load
+from tandemrt.engines.tensorrt.library import LIBRARIES, load
+from tandemrt.engines.tensorrt.recipe import TensorRt
 from tandemrt.export.build import build
-from tandemrt.export.compile.tensorrt import build_engine
-from tandemrt.export.compile.tensorrt_profiles import Range
-from tandemrt.runtime.backends.tensorrt_open import deserialise
+from tandemrt.export.compile.tensorrt.engine import build_engine
+from tandemrt.export.compile.tensorrt.profiles import Range
+from tandemrt.runtime.backends.tensorrt.open import deserialise
 from tests.makers import tiny_checkpoint, write_recipe
 
 PROFILES = {"window": {"batch": Range(1, 4, 4), "query": Range(1, 5, 5), "rows": Range(1, 5, 5)}}

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 import tensorrt_rtx_bindings as rtx
 
-from tandemrt.export.verify import build_verify
+from tandemrt.export.model.heads import build_verify
 from tandemrt.plugins.operators import DOMAIN
 
 

@@ -10,7 +10,7 @@ import tensorrt.plugin as trtp
 
 from tandemrt.engines import contract
 from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.export.verify import build_verify
+from tandemrt.export.model.heads import build_verify
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.tensorrt import register
 from tandemrt.plugins.tensorrt.operators import LOGITS, OPERATORS, SUFFIXES

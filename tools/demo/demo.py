@@ -18,7 +18,7 @@ from rich.panel import Panel
 
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
 from tandemrt.runtime.llm import LLM
-from tandemrt.runtime.outputs import RequestOutput
+from tandemrt.runtime.requests.outputs import RequestOutput
 from tools.demo.corpus import Example, held_out
 
 console = Console()

@@ -8,8 +8,8 @@ from typing import Any
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.outputs import StreamOutput
-from tandemrt.runtime.request import Request
+from tandemrt.runtime.requests.outputs import StreamOutput
+from tandemrt.runtime.requests.request import Request
 
 
 @dataclass(frozen=True)

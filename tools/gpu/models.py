@@ -5,7 +5,7 @@ from pathlib import Path
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tandemrt.export.checkpoint import read_header
+from tandemrt.export.read.checkpoint import read_header
 from tools.random_checkpoint import Dtype, Size
 from tools.random_pair import write_pair
 

@@ -1,0 +1,118 @@
+"""TensorRTEngineFromOnnx: one build path for TensorRT (on a GPU) and TensorRT-RTX (ahead of time, without one).
+
+The graph should be in the *mask* lowering of export/model/decoder.py. The builder turns Attention, RotaryEmbedding and
+TensorScatter into layers of its own; what it made lies beside the engine as ``NAME.inspect.json``.
+"""
+
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import BackendUnavailable, BadRecipe
+from tandemrt.engines.tensorrt.library import load, logger
+from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx
+from tandemrt.export.compile.tensorrt import inspect as inspector
+from tandemrt.export.compile.tensorrt.config import configure, gpu, load_timings, save_timings, timing_cache_file
+from tandemrt.export.compile.tensorrt.listeners import Progress, progress_monitor
+from tandemrt.export.compile.tensorrt.network import contract_of, count_layers, inputs, parse, symbols
+from tandemrt.export.compile.tensorrt.profiles import Profile, optimization_profile
+from tandemrt.plugins.tensorrt import register as plugins
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What was built. ``layers`` counts the network's layers by kind; ``contract`` is what the engine binds."""
+
+    path: Path
+    inspection: Path
+    compiler: str
+    target: str
+    layers: Mapping[str, int]
+    contract: Contract
+    nbytes: int
+    seconds: float
+
+
+def build_engine(
+    onnx_path: Path,
+    engine_path: Path,
+    options: TensorRt | TensorRtRtx,
+    *,
+    profiles: Mapping[str, Profile],
+    timing_cache: Path | None = None,
+    progress: Progress | None = None,
+) -> EngineReport:
+    """Compile ``onnx_path`` into ``engine_path``, which appears only when it is complete.
+
+    Every profile, named after its use, gives a range to each symbol of the graph's inputs; one engine serves all.
+    ``timing_cache`` keeps what TensorRT measured for the next build (None: a file in the user's cache folder);
+    TensorRT-RTX measures nothing ahead of time. ``progress`` hears every step of every phase.
+
+    Raises BackendUnavailable if the compiler is not installed or cannot compile the graph, with the node, the cause
+    and the fix, and BadRecipe for a compute capability or a range that it does not accept.
+    """
+    if not profiles:
+        raise BadRecipe("profiles must hold at least one profile; got none")
+    begin = time.perf_counter()
+    trt = load(options.name)
+    if isinstance(options, TensorRt):
+        gpu()  # asked first: what TensorRT 11.4 gives where CUDA does not start crashes when it is freed
+        plugins.register()  # the parser takes a plugin only if it is registered by then
+    builder = _builder(trt, options.name)
+    network = parse(trt, builder, onnx_path)
+    config = builder.create_builder_config()
+    target = configure(trt, config, options)
+    timings = (timing_cache or timing_cache_file(trt)) if isinstance(options, TensorRt) else None
+    if timings:
+        load_timings(config, timings)
+    shapes = {tensor.name: symbols(tensor) for tensor in inputs(network)}
+    for profile in profiles.values():
+        config.add_optimization_profile(optimization_profile(builder, shapes, profile))
+    if progress is not None:
+        config.progress_monitor = progress_monitor(trt, progress)
+    log = logger(trt)
+    log.forget()
+    plan = builder.build_serialized_network(network, config)
+    compiler = f"{options.name} {trt.__version__}"
+    if plan is None:
+        raise BackendUnavailable(f"{compiler} cannot compile {onnx_path}: {log.said()}")
+    if timings:
+        with nullcontext() if timing_cache else suppress(OSError):  # nobody asked for the one in the user's folder
+            save_timings(config, timings)
+    _write(engine_path, plan)
+    layers = count_layers(network)
+    inspection = inspector.write(
+        engine_path, trt, compiler=compiler, target=target, layers=layers, shapes=shapes, profiles=profiles
+    )
+    return EngineReport(
+        path=engine_path,
+        inspection=inspection,
+        compiler=compiler,
+        target=target,
+        layers=layers,
+        contract=contract_of(trt, network),
+        nbytes=engine_path.stat().st_size,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _builder(trt: Any, backend: str) -> Any:
+    log = logger(trt)
+    log.forget()
+    try:
+        builder = trt.Builder(log)
+    except TypeError:  # how pybind11 says that the factory gave nothing
+        builder = None
+    if builder is None or log.errors:
+        raise BackendUnavailable(f"{backend} {trt.__version__} cannot start its builder: {log.said()}")
+    return builder
+
+
+def _write(path: Path, plan: Any) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(plan)
+    partial.replace(path)

@@ -1,0 +1,73 @@
+"""What a built engine is made of, as JSON beside it: layers, native ones among them, memory, profiles.
+
+The layers that the builder fused, and what each profile needs, are known where the engine opens: on a GPU that it was
+built for. Elsewhere the report says so and holds the parsed network alone.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandemrt.engines.gpus import covers, name_of
+from tandemrt.engines.tensorrt.library import logger
+from tandemrt.export.compile.tensorrt.network import native_layers
+from tandemrt.export.compile.tensorrt.profiles import Profile, resolve
+
+SUFFIX = ".inspect.json"
+
+
+def write(
+    engine: Path,
+    trt: Any,
+    *,
+    compiler: str,
+    target: str,
+    layers: Mapping[str, int],
+    shapes: Mapping[str, tuple[int | str, ...]],
+    profiles: Mapping[str, Profile],
+) -> Path:
+    """Write the report of ``engine`` and return its file."""
+    opened, reason = _open(engine, trt, target)
+    memory = [opened.get_device_memory_size_for_profile_v2(i) if opened else None for i in range(len(profiles))]
+    report = {
+        "compiler": compiler,
+        "target": target,
+        "engine_bytes": engine.stat().st_size,
+        "network_layers": dict(layers),
+        "native": native_layers(layers),
+        "profiles": {
+            name: {"inputs": resolve(shapes, profile), "memory_bytes": size}
+            for (name, profile), size in zip(profiles.items(), memory, strict=True)
+        },
+        "engine_layers": _fused(trt, opened) if opened else None,
+        "engine_not_opened": reason,
+    }
+    file = file_of(engine)
+    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return file
+
+
+def file_of(engine: Path) -> Path:
+    return engine.with_suffix(SUFFIX)
+
+
+def _open(engine: Path, trt: Any, target: str) -> tuple[Any, str | None]:
+    if not torch.cuda.is_available():
+        return None, "this machine has no GPU"
+    capability = torch.cuda.get_device_capability()
+    if not covers(target, capability):
+        return None, f"built for {target}; the GPU here is {name_of(capability)}"
+    log = logger(trt)
+    log.forget()
+    runtime = trt.Runtime(log)
+    runtime.engine_host_code_allowed = True  # it was built here a moment ago
+    opened = runtime.deserialize_cuda_engine(engine.read_bytes())
+    return opened, None if opened else log.said()
+
+
+def _fused(trt: Any, engine: Any) -> Any:
+    text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    return json.loads(text).get("Layers", [])

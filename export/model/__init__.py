@@ -1,0 +1,1 @@
+"""From what was read to graphs in memory."""

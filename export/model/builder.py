@@ -1,0 +1,209 @@
+"""A thin skin over onnx-ir: write a graph as one expression after another.
+
+Every node is typed the moment it is made, by ONNX's own inference, so a wrong dtype or shape is raised at the line
+that wrote it. Blocks (export/model/layers.py) are plain functions that take a builder and values and return values.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from tandemrt.engines.contract import Binding
+from tandemrt.engines.errors import InternalError
+
+OPSET = 24  # the first with Attention over a padded cache and TensorScatter
+IR_VERSION = 11
+Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float] | ir.Graph | ir.TensorProtocol
+
+_DTYPES = {
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+    "int64": ir.DataType.INT64,
+    "int32": ir.DataType.INT32,
+    "uint32": ir.DataType.UINT32,
+    "bool": ir.DataType.BOOL,
+}
+
+
+class GraphBuilder:
+    """Collects inputs, initializers and nodes of one graph; ``model`` closes it.
+
+    Names come from here alone: a node is called after its scope and operator, ``layers.3/attention/MatMul_2``.
+    """
+
+    def __init__(self, name: str, opset: int = OPSET) -> None:
+        self.name = name
+        self.opsets = {"": opset}
+        self.inputs: list[ir.Value] = []
+        self.outputs: list[ir.Value] = []
+        self.nodes: list[ir.Node] = []
+        self.initializers: dict[str, ir.Value] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._scope: list[str] = []
+        self._counts: dict[str, int] = {}
+
+    def op(
+        self, op_type: str, *inputs: ir.Value | None, domain: str = "", version: int = 1, **attributes: Attribute
+    ) -> ir.Value:
+        """Append a node with one output and return that output. ``None`` leaves out an optional input.
+
+        Raises InternalError, naming the node, when ONNX finds that the inputs do not fit the operator. A node of
+        another ``domain`` has no schema: its output stays untyped.
+        """
+        return self.ops(op_type, *inputs, outputs=1, domain=domain, version=version, **attributes)[0]
+
+    def ops(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        outputs: int,
+        domain: str = "",
+        version: int = 1,
+        **attributes: Attribute,
+    ) -> tuple[ir.Value, ...]:
+        """Append a node with several outputs; otherwise like ``op``."""
+        if domain:
+            self.opsets.setdefault(domain, version)
+        name = self._fresh(op_type)
+        results = [ir.Value(name=name if i == 0 else f"{name}.{i}") for i in range(outputs)]
+        node = ir.node(op_type, inputs, attributes, domain=domain, outputs=results, name=name)
+        self.nodes.append(node)
+        if not domain:
+            self._infer(node)
+        return tuple(results)
+
+    def custom(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        domain: str,
+        outputs: Sequence[tuple[str, Sequence[int | str]] | None],
+        **attributes: Attribute,
+    ) -> tuple[ir.Value, ...]:
+        """Append a node of another domain, whose outputs are typed by the caller: dtype and shape.
+
+        None is an output that nobody asks for; it is left out of what is returned.
+        """
+        results = self.ops(op_type, *inputs, outputs=len(outputs), domain=domain, version=1, **attributes)
+        for value, said in zip(results, outputs, strict=True):
+            if said is None:
+                value.name = ""
+            else:
+                value.dtype, value.shape = _DTYPES[said[0]], ir.Shape(said[1])
+        return tuple(value for value, said in zip(results, outputs, strict=True) if said is not None)
+
+    def cast(self, value: ir.Value, dtype: str) -> ir.Value:
+        """``value`` in ``dtype``; the value itself if it is in it already."""
+        wanted = _DTYPES[dtype]
+        return value if value.dtype == wanted else self.op("Cast", value, to=int(wanted))
+
+    def constant(self, values: object, dtype: str = "int64") -> ir.Value:
+        """An initializer stored in the graph file; equal constants are one initializer. Meant for small ones."""
+        array = np.asarray(values, dtype=_DTYPES[dtype].numpy())
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"constant_{len(self._constants)}"
+            self._constants[key] = self._initializer(ir.tensor(array, dtype=_DTYPES[dtype], name=name))
+        return self._constants[key]
+
+    def external(
+        self, name: str, dtype: str, shape: Sequence[int], location: str, offset: int, nbytes: int
+    ) -> ir.Value:
+        """An initializer whose bytes stay where they are: ``nbytes`` at ``offset`` of the file ``location``.
+
+        ``location`` is relative to the folder of the graph file. The same name twice gives the same value.
+        """
+        if name in self.initializers:
+            return self.initializers[name]
+        dims = ir.Shape(shape)
+        return self._initializer(ir.ExternalTensor(location, offset, nbytes, _DTYPES[dtype], shape=dims, name=name))
+
+    def input(self, binding: Binding) -> ir.Value:
+        """Declare a graph input exactly as the contract states it."""
+        value = ir.val(binding.name, dtype=_DTYPES[binding.dtype], shape=binding.shape)
+        self.inputs.append(value)
+        return value
+
+    def output(self, binding: Binding, value: ir.Value) -> None:
+        """Make ``value`` the graph output that the contract states. Raises InternalError if it is something else."""
+        known = [] if value.shape is None else list(value.shape.dims)
+        agree = len(known) == len(binding.shape) and all(
+            mine == theirs
+            for mine, theirs in zip(binding.shape, known, strict=True)
+            if isinstance(mine, int) and isinstance(theirs, int)
+        )
+        if value.dtype != _DTYPES[binding.dtype] or not agree:
+            raise InternalError(f"graph {self.name}: output should be {binding}, but {value} was built")
+        value.name = binding.name
+        value.shape = ir.Shape(binding.shape)
+        self.outputs.append(value)
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefix the names of the nodes made inside; purely for people and error messages."""
+        self._scope.append(name)
+        yield
+        self._scope.pop()
+
+    def model(self, functions: Sequence[ir.Function] = ()) -> ir.Model:
+        """Close the graph. ``functions`` are model-local bodies for nodes of other domains."""
+        graph = ir.Graph(
+            self.inputs,
+            self.outputs,
+            nodes=self.nodes,
+            initializers=list(self.initializers.values()),
+            opset_imports=self.opsets,
+            name=self.name,
+        )
+        return ir.Model(graph, ir_version=IR_VERSION, producer_name="tandemrt", functions=functions)
+
+    def _initializer(self, tensor: ir.TensorProtocol) -> ir.Value:
+        value = ir.Value(name=tensor.name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
+        self.initializers[str(tensor.name)] = value
+        return value
+
+    def _fresh(self, op_type: str) -> str:
+        stem = "/".join([*self._scope, op_type])
+        count = self._counts[stem] = self._counts.get(stem, -1) + 1
+        return f"{stem}_{count}" if count else stem
+
+    def _infer(self, node: ir.Node) -> None:
+        schema = onnx.defs.get_schema(node.op_type, self.opsets[""], "")
+        given = [value for value in node.inputs if value is not None]
+        types = {str(value.name): _type_proto(value) for value in given}
+        data = {str(v.name): ir.to_proto(v.const_value) for v in given if isinstance(v.const_value, ir.Tensor)}
+        try:
+            inferred = onnx.shape_inference.infer_node_outputs(
+                schema, ir.to_proto(node), types, data, opset_imports=[onnx.helper.make_opsetid("", self.opsets[""])]
+            )
+        except Exception as error:
+            shown = ", ".join(str(value) for value in given)
+            raise InternalError(
+                f"graph {self.name}: node {node.name} does not fit its inputs ({shown}): {error}"
+            ) from error
+        for value in node.outputs:
+            found = inferred[str(value.name)].tensor_type
+            value.dtype = ir.DataType(found.elem_type)
+            if found.HasField("shape"):
+                value.shape = ir.Shape([_dim(dim) for dim in found.shape.dim])
+
+
+def save_model(model: ir.Model, path: Path) -> None:
+    """Write the graph file. External initializers keep pointing where they point; no weight is read or copied."""
+    path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+
+
+def _type_proto(value: ir.Value) -> onnx.TypeProto:
+    assert value.dtype is not None, f"{value.name} has no dtype"
+    shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape.dims]
+    return onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    return int(dim.dim_value) if dim.HasField("dim_value") else str(dim.dim_param) or None

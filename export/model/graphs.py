@@ -1,0 +1,123 @@
+"""The graphs a recipe asks for: which ones, where they lie in the bundle, and the contract each must meet."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from tandemrt.engines import contract
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.manifest import EngineName
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
+from tandemrt.export.model.layers import Lowering
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tokenizer import Vocabulary
+from tandemrt.plugins.operators import HEAD_DIMS
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe."""
+
+    role: EngineName
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    vocabulary: Vocabulary
+    dtype: str
+
+    @classmethod
+    def open(cls, role: EngineName, folder: Path, dtype: str, *, length: int) -> "Model":
+        """Read a checkpoint folder. Raises BadCheckpoint, or BadRecipe when ``length`` is beyond its training."""
+        checkpoint = Checkpoint.open(folder)
+        spec = ModelSpec.from_hf(checkpoint.config)
+        vocabulary = Vocabulary.open(folder)
+        if vocabulary.size > spec.vocab:
+            rule = f"the tokenizer must not have more ids than the logits are wide ({spec.vocab})"
+            raise BadCheckpoint(f"{role}.checkpoint {folder}: {rule}; it has {vocabulary.size}; resize the embeddings")
+        if length > spec.max_length:
+            rule = f"limits.length must not exceed the {role}'s max_position_embeddings, {spec.max_length}"
+            raise BadRecipe(f"{rule}; got {length}; lower limits.length")
+        return cls(role, checkpoint, spec, vocabulary, dtype)
+
+    def spec_json(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
+        return result
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph to build: ``file`` is its path in the bundle, ``make`` builds it."""
+
+    name: EngineName
+    file: str
+    dtype: str
+    contract: Contract
+    make: Callable[[], ir.Model]
+
+
+def open_models(recipe: Recipe) -> tuple[Model, ...]:
+    """Open the target and, if a model drafts, the draft; check that they fit each other. Raises BadRecipe."""
+    target = Model.open("target", recipe.target.checkpoint, recipe.target.dtype, length=recipe.limits.length)
+    _require_kernel(target, recipe)
+    if recipe.draft.kind != "model":
+        return (target,)
+    dtype = recipe.draft.dtype or recipe.target.dtype
+    draft = Model.open("draft", recipe.draft.checkpoint, dtype, length=recipe.limits.length)
+    _require_kernel(draft, recipe)
+    if draft.spec.vocab != target.spec.vocab:
+        rule = f"its logits must be as wide as the target's, {target.spec.vocab}"
+        raise BadRecipe(f"draft.checkpoint: {rule}; got {draft.spec.vocab}; choose a draft of the target's family")
+    target.vocabulary.require_same_tokens(draft.vocabulary)
+    return target, draft
+
+
+def _require_kernel(model: Model, recipe: Recipe) -> None:
+    if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
+        rule = (
+            f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
+        )
+        found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
+        raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
+
+
+def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> list[Graph]:
+    """Every graph of the bundle: decoders, adjusted logits, verification, and drafting when a model drafts."""
+    target, *drafts = models
+    return [
+        *(_decoder(model, recipe, attention) for model in models),
+        _head("adjust", target, contract.adjust, build_adjust),
+        _head("verify", target, contract.verify, build_verify, draft_probs=False),
+        _head("verify_probs", target, contract.verify, build_verify, draft_probs=True),
+        *(_head("propose", draft, contract.propose, build_propose, draft_probs=False) for draft in drafts),
+        *(_head("propose_probs", draft, contract.propose, build_propose, draft_probs=True) for draft in drafts),
+    ]
+
+
+def _decoder(model: Model, recipe: Recipe, attention: Lowering) -> Graph:
+    spec, capacity = model.spec, recipe.capacity
+    bindings = spec.contract(capacity=capacity, dtype=model.dtype, cache=recipe.cache)
+
+    def make() -> ir.Model:
+        return build_decoder(spec, model.checkpoint, dtype=model.dtype, capacity=capacity, attention=attention)
+
+    return Graph(model.role, f"{model.role}/model.onnx", model.dtype, bindings, make)
+
+
+def _head(
+    name: EngineName,
+    model: Model,
+    bindings: Callable[..., Contract],
+    build: Callable[..., ir.Model],
+    **options: bool,
+) -> Graph:
+    arguments = {"vocab": model.spec.vocab, "dtype": model.dtype, **options}
+    return Graph(name, f"{name}.onnx", model.dtype, bindings(**arguments), partial(build, **arguments))

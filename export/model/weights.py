@@ -1,0 +1,114 @@
+"""The weights of a graph: initializers that point into the checkpoint's own safetensors files."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+import onnx_ir as ir
+
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+
+COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
+
+_DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files store what config says
+
+
+class Weights:
+    """Hands out the tensors of a checkpoint as graph values and remembers which were asked for.
+
+    ``folder`` is where the checkpoint's files will lie, relative to the graph file.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, builder: GraphBuilder, dtype: str, folder: str = "") -> None:
+        self.checkpoint = checkpoint
+        self.builder = builder
+        self.dtype = dtype
+        self.folder = PurePosixPath(folder)
+        self._used: set[str] = set()
+
+    def stored(self, name: str, shape: Sequence[int]) -> ir.Value:
+        """The tensor as it is stored. Raises BadCheckpoint if it is missing, of another shape or quantized."""
+        tensor = self._claim(name, shape)
+        return self._external(name, tensor.dtype, shape, tensor, tensor.nbytes)
+
+    def __call__(self, name: str, shape: Sequence[int]) -> ir.Value:
+        """The tensor in the compute dtype: a Cast right behind the initializer if it is stored in another."""
+        return self.builder.cast(self.stored(name, shape), self.dtype)
+
+    def stacked(self, names: Sequence[str], rows: Sequence[int], shape: Sequence[int] = ()) -> ir.Value:
+        """Tensors [rows_i, *shape] as one, in the compute dtype and in this order.
+
+        One initializer where the file holds them one behind the other, as files sorted by name do for gate and up;
+        else a Concat, which engines fold when they load: a copy of these weights.
+        """
+        parts = [self._claim(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
+        adjacent = all(
+            (one.file, one.offset + one.nbytes, one.dtype) == (two.file, two.offset, two.dtype)
+            for one, two in pairwise(parts)
+        )
+        if adjacent:
+            nbytes = sum(part.nbytes for part in parts)
+            whole = self._external("+".join(names), parts[0].dtype, (sum(rows), *shape), parts[0], nbytes)
+            return self.builder.cast(whole, self.dtype)
+        values = [self(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
+        return self.builder.op("Concat", *values, axis=0)
+
+    def same(self, copy: str, name: str) -> None:
+        """Accept ``copy``, if the checkpoint has it, as a copy of ``name``. Raises BadCheckpoint if it differs."""
+        if copy not in self.checkpoint.tensors:
+            return
+        self._used.add(copy)
+        one, other = self._find(copy), self._find(name)
+        if one.shape != other.shape or one.dtype != other.dtype or not _equal_bytes(one, other):
+            raise BadCheckpoint(
+                f"{one.file}: config.json says that {copy!r} is {name!r} (tie_word_embeddings), but the stored tensors "
+                "differ; set tie_word_embeddings to false if the model was trained that way"
+            )
+
+    def finish(self) -> None:
+        """Raise BadCheckpoint if the checkpoint holds a tensor that the graph did not use."""
+        left = [n for n in self.checkpoint.tensors if n not in self._used and not _DERIVED.fullmatch(n)]
+        if left:
+            shown = ", ".join(sorted(left)[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+            raise BadCheckpoint(
+                f"{self.checkpoint.folder}: {len(left)} tensor(s) have no place in the model that config.json "
+                f"describes: {shown}; the config and the weights do not belong together, or the model "
+                "has parts that the exporter does not implement"
+            )
+
+    def _claim(self, name: str, shape: Sequence[int]) -> StoredTensor:
+        tensor = self._find(name)
+        if tensor.shape != tuple(shape):
+            raise BadCheckpoint(
+                f"{tensor.file}: tensor {name!r} should have shape {list(shape)} by config.json, "
+                f"it has {list(tensor.shape)}"
+            )
+        if tensor.dtype not in COMPUTE_DTYPES:
+            raise BadCheckpoint(
+                f"{tensor.file}: tensor {name!r} should be {', '.join(COMPUTE_DTYPES)}, it is {tensor.dtype}; "
+                "quantized checkpoints are not supported"
+            )
+        self._used.add(name)
+        return tensor
+
+    def _external(self, name: str, dtype: str, shape: Sequence[int], first: StoredTensor, nbytes: int) -> ir.Value:
+        location = str(self.folder / first.file.name)
+        return self.builder.external(name, dtype, shape, location, first.offset, nbytes)
+
+    def _find(self, name: str) -> StoredTensor:
+        if name not in self.checkpoint.tensors:
+            raise BadCheckpoint(
+                f"{self.checkpoint.folder}: tensor {name!r} is missing, the model that config.json describes needs it"
+            )
+        return self.checkpoint.tensors[name]
+
+
+def _equal_bytes(one: StoredTensor, other: StoredTensor, step: int = 1 << 24) -> bool:
+    with one.file.open("rb") as left, other.file.open("rb") as right:
+        left.seek(one.offset)
+        right.seek(other.offset)
+        sizes = (min(step, one.nbytes - begin) for begin in range(0, one.nbytes, step))
+        return all(left.read(size) == right.read(size) for size in sizes)

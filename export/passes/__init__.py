@@ -1,0 +1,1 @@
+"""What is done to a graph in memory before it is saved."""

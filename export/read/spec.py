@@ -1,0 +1,162 @@
+"""What a checkpoint's config says about the graph: a frozen ``ModelSpec``, read field by field."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandemrt.engines import contract
+from tandemrt.engines.contract import CacheKind, Contract
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.rope import Rope
+
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+# Fields that change nothing in the graph, by reason. Everything else is used or refused.
+IRRELEVANT = {
+    "provenance": ("architectures", "model_type", "transformers_version", "_name_or_path"),
+    "the stored tensors say it": ("dtype", "torch_dtype"),
+    "training only": ("initializer_range", "attention_dropout"),
+    "decided by the runtime": ("use_cache", "pad_token_id", "bos_token_id", "eos_token_id"),
+    "what a Python call returns": ("output_attentions", "output_hidden_states", "return_dict"),
+    "for classifiers": ("id2label", "label2id", "problem_type"),
+    "memory use of another implementation": ("chunk_size_feed_forward",),
+    "only read to derive layer_types": ("max_window_layers",),
+}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only transformer with grouped-query attention, rotary positions, RMS norms and a gated MLP.
+
+    ``window``: in the layers that ``windowed`` says, attention reaches back this many tokens, a token's own included;
+    None if there are no such layers. ``max_length`` is the length the model was trained for.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_length: int
+    norm_eps: float
+    rope: Rope
+    tied: bool
+    qk_norm: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    window: int | None
+    windowed: tuple[bool, ...]
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> "ModelSpec":
+        """Read a Hugging Face config. Raises BadCheckpoint, by name, for whatever the exporter does not understand."""
+        fields = Fields(config, "config.json")
+        family = _family(fields)
+        fields.only("hidden_act", "silu", "swish")
+        fields.only("is_encoder_decoder", False)
+        fields.skip(*(name for names in IRRELEVANT.values() for name in names))
+        heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+        default_head = 128 if family == "qwen3" else max(hidden // heads, 1)
+        head_dim, kv_heads = fields.integer("head_dim", default_head), fields.integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise BadCheckpoint(
+                f"config.json: num_attention_heads should be a multiple of num_key_value_heads, got {heads}, {kv_heads}"
+            )
+        if head_dim % 2:
+            raise BadCheckpoint(f"config.json: head_dim should be even for rotary embedding, it is {head_dim}")
+        max_length, layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers")
+        bias = _biases(fields, family)
+        window, windowed = _window(fields, family, layers)
+        spec = cls(
+            family=family,
+            layers=layers,
+            hidden=hidden,
+            intermediate=fields.integer("intermediate_size"),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            vocab=fields.integer("vocab_size"),
+            max_length=max_length,
+            norm_eps=fields.number("rms_norm_eps"),
+            rope=Rope.from_hf(fields, head_dim, max_length),
+            tied=fields.flag("tie_word_embeddings", False),
+            qk_norm=family == "qwen3",
+            qkv_bias=bias[0],
+            out_bias=bias[1],
+            mlp_bias=bias[2],
+            window=window,
+            windowed=windowed,
+        )
+        fields.finish()
+        return spec
+
+    def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
+        """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``."""
+        return contract.decoder(
+            layers=self.layers,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            capacity=capacity,
+            vocab=self.vocab,
+            dtype=dtype,
+            cache=cache,
+        )
+
+
+def _family(fields: Fields) -> str:
+    named = fields.get("architectures", [])
+    kind = fields.get("model_type")
+    found = [named] if isinstance(named, str) else list(named)
+    family = FAMILIES.get(found[0]) if len(found) == 1 else (kind if not found else None)
+    if family not in FAMILIES.values() or kind not in (None, family):
+        raise BadCheckpoint(
+            f"config.json: architectures should be one of {', '.join(FAMILIES)}, it is {found!r} "
+            f"with model_type {kind!r}"
+        )
+    return str(family)
+
+
+def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:
+    """Whether the query/key/value, the output and the MLP projections add a bias."""
+    if family == "qwen2":
+        return True, False, False
+    if family == "llama":
+        fields.only("pretraining_tp", 1)
+    attention = family in ("llama", "qwen3") and fields.flag("attention_bias", False)
+    return attention, attention, family == "llama" and fields.flag("mlp_bias", False)
+
+
+def _window(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    """The sliding window, if any layer uses one, and for each layer whether it does."""
+    kinds = fields.get("layer_types") if family in ("qwen2", "qwen3") else None
+    strange = sorted(set(map(str, kinds or [])) - {"full_attention", "sliding_attention"})
+    if kinds is not None and (strange or len(kinds) != layers):
+        raise BadCheckpoint(
+            f"config.json: layer_types should name full_attention or sliding_attention for each of {layers} layers, "
+            f"it has {len(kinds)} entries and {strange or 'no others'}"
+        )
+    window = fields.get("sliding_window")
+    if family == "mistral":
+        if "sliding_window" not in fields.data:
+            return 4096, (True,) * layers  # what transformers takes where the field is absent; null switches it off
+        windowed = [window is not None] * layers
+    elif family in ("qwen2", "qwen3"):
+        on, first = fields.flag("use_sliding_window", False), fields.get("max_window_layers", 28)
+        # Configs from before layer_types say it by the first layer that has a window.
+        windowed = (
+            [kind == "sliding_attention" for kind in kinds] if kinds else [on and i >= first for i in range(layers)]
+        )
+    else:
+        fields.only("sliding_window", None)
+        windowed = [False] * layers
+    return fields.integer("sliding_window") if any(windowed) else None, tuple(windowed)

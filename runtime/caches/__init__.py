@@ -1,0 +1,1 @@
+"""Memory for keys and values, and how it is shared out."""

@@ -1,0 +1,137 @@
+"""Key/value caches: tensors allocated once, updated in place by the engine, shared out to slots."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of
+from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.manifest import Limits
+from tandemrt.runtime.caches.allocator import BlockAllocator
+from tandemrt.runtime.device import upload
+
+
+class Cache(Protocol):
+    """The cache of one decoder, under the contract's ``past_*`` names."""
+
+    tensors: dict[str, torch.Tensor]
+
+    def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
+        """The bindings of a call for slots [start, start + count)."""
+
+
+class Room(Protocol):
+    """How the memory of the caches is shared out to slots."""
+
+    tokens: int | None  # that all slots hold together; None: every slot has a row of full length
+
+    def reserve(self, slot: int, tokens: int) -> bool:
+        """Make sure that ``slot`` can hold ``tokens`` tokens for as long as it likes; False if it must wait."""
+
+    def release(self, slot: int) -> None:
+        """Take back what ``slot`` holds, behind all work that was enqueued for it."""
+
+
+class LinearCache:
+    """Tensors [slots, kv_heads, capacity, head_dim]: one row per slot."""
+
+    def __init__(self, contract: Contract, slots: int, device: torch.device) -> None:
+        self.tensors = _tensors(contract, {"batch": slots}, device)
+
+    def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
+        """See Cache.rows."""
+        return {name: tensor[start : start + count] for name, tensor in self.tensors.items()}
+
+
+class LinearRoom:
+    """A row of full length for every slot: there is nothing to share out."""
+
+    tokens: int | None = None
+
+    def reserve(self, slot: int, tokens: int) -> bool:  # noqa: ARG002
+        """See Room.reserve."""
+        return True
+
+    def release(self, slot: int) -> None:
+        """See Room.release."""
+
+
+class BlockTable:
+    """Which blocks each slot's tokens lie in: int32 [slots, max_blocks] on the device, shared by all paged caches.
+
+    A slot without a request has a row of zeros, the scratch block. Changes are ordered by the current stream, so a
+    block changes hands behind everything its last owner wrote.
+    """
+
+    def __init__(self, slots: int, max_blocks: int, blocks: int, device: torch.device) -> None:
+        self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)
+        self.allocator = BlockAllocator(blocks)
+        self.tokens: int | None = (blocks - 1) * BLOCK_SIZE
+
+    def reserve(self, slot: int, tokens: int) -> bool:
+        """See Room.reserve."""
+        blocks = self.allocator.allocate(slot, tokens)
+        if blocks is None:
+            return False
+        upload(blocks, self.device[slot, : len(blocks)])
+        return True
+
+    def release(self, slot: int) -> None:
+        """See Room.release."""
+        self.device[slot].zero_()
+        self.allocator.free(slot)
+
+
+class PagedCache:
+    """Tensors [blocks, kv_heads, block_size, head_dim] that all slots share, by a table."""
+
+    def __init__(self, contract: Contract, table: BlockTable, device: torch.device) -> None:
+        self.tensors = _tensors(contract, {"blocks": table.allocator.blocks}, device)
+        self._table = table
+
+    def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
+        """See Cache.rows."""
+        return {"block_table": self._table.device[start : start + count], **self.tensors}
+
+
+def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device) -> Room:
+    """Memory for ``tokens`` tokens in all (None: as many as the bundle says), shared by the caches of ``contracts``.
+
+    Raises BadRequest if no paged cache is among them to be sized.
+    """
+    if not any(map(is_paged, contracts)):
+        if tokens is not None:
+            raise BadRequest(
+                f"cache_tokens: this bundle's cache is linear, a row of {limits.capacity} tokens for each of "
+                f"{limits.batch} slots, received {tokens}; leave it out"
+            )
+        return LinearRoom()
+    if tokens is not None and type(tokens) is not int:
+        raise BadRequest(f"cache_tokens: must be an integer, received {tokens!r}; give a number of tokens, or None")
+    if tokens is not None and tokens < 1:
+        raise BadRequest(f"cache_tokens: a cache must hold at least one token, received {tokens}")
+    row = blocks_of(limits.capacity)
+    blocks = limits.cache_blocks or limits.batch * row
+    return BlockTable(limits.batch, row, 1 + (blocks if tokens is None else blocks_of(tokens)), device)
+
+
+def make_cache(contract: Contract, slots: int, room: Room, device: torch.device) -> Cache:
+    """The cache of a decoder, in the form that its contract asks for."""
+    if not is_paged(contract):
+        return LinearCache(contract, slots, device)
+    assert isinstance(room, BlockTable)
+    return PagedCache(contract, room, device)
+
+
+def is_paged(contract: Contract) -> bool:
+    return any(binding.name == "block_table" for binding in contract.inputs)
+
+
+def _tensors(contract: Contract, sizes: dict[str, int], device: torch.device) -> dict[str, torch.Tensor]:
+    return {
+        source: torch.zeros(
+            contract[source].resolve(sizes), dtype=getattr(torch, contract[source].dtype), device=device
+        )
+        for _, source in contract.aliases
+    }

@@ -1,0 +1,1 @@
+"""What is allowed, token by token: one object per request, which speaks through mask rows."""

@@ -1,0 +1,129 @@
+"""Structured outputs: from what a request asks to the source of a grammar, or to a refusal."""
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+import referencing
+import referencing.exceptions
+
+from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.params import StructuredOutputs
+from tandemrt.runtime.grammars import schema as schemas
+from tandemrt.runtime.grammars.patterns import unenforceable
+
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
+DEEPEST = 64  # levels of nesting in a schema
+
+Check = Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is handed to the compiler. Two requests of one source share one compilation."""
+
+    kind: str
+    text: str
+    any_whitespace: bool
+
+
+def read(structured: StructuredOutputs) -> tuple[Source, Check | None]:
+    """Return what to compile for a request, and the check of its finished text. Raises BadRequest."""
+    if structured.json_schema is not None:
+        schema = _schema(structured.json_schema)
+        schemas.check_valid(schema)
+        if not structured.validate_output:
+            schemas.check_enforceable(schema)
+        check = _validator(schema) if structured.validate_output else None
+        return Source("json", json.dumps(schemas.lowered(schema)), not structured.disable_any_whitespace), check
+    if structured.json_object:
+        return Source("json", json.dumps(ANY_OBJECT), not structured.disable_any_whitespace), None
+    if structured.regex is not None:
+        return Source("regex", _checked_regex(structured.regex), any_whitespace=True), None
+    if structured.choice is not None:
+        return Source("grammar", _choice_grammar(structured.choice), any_whitespace=True), None
+    return Source("grammar", _checked_ebnf(structured.grammar or ""), any_whitespace=True), None
+
+
+def _schema(given: dict[str, Any] | bool | str) -> Any:
+    if isinstance(given, str):
+        try:
+            given = json.loads(given, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"structured_outputs.json: the schema is not JSON: {error}") from None
+    level = [given]
+    for _ in range(DEEPEST):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return given
+    raise BadRequest(f"structured_outputs.json: must be nested at most {DEEPEST} levels deep, got more; flatten it")
+
+
+def _children(node: Any) -> Iterable[Any]:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list | tuple) else ()
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _validator(schema: Any) -> Check:
+    # The empty registry keeps references to other documents from being fetched.
+    validator = jsonschema.Draft202012Validator(
+        schema, registry=referencing.Registry(), format_checker=jsonschema.FormatChecker()
+    )
+
+    def check(text: str) -> str | None:
+        try:
+            error = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(text)))
+        except ValueError as failure:
+            return f"the text is not JSON: {failure}"
+        except (referencing.exceptions.Unresolvable, RecursionError, OverflowError) as failure:
+            return f"the text cannot be checked: {failure}"
+        return None if error is None else f"{error.json_path}: {error.message}"
+
+    return check
+
+
+def _checked_regex(pattern: str) -> str:
+    reason = unenforceable(pattern, quoted=False)
+    if reason:
+        raise BadRequest(f"structured_outputs.regex: {reason} cannot be enforced; rewrite it without, got {pattern!r}")
+    return pattern
+
+
+def _checked_ebnf(source: str) -> str:
+    found = next((piece["refused"] for piece in _EBNF.finditer(source) if piece["refused"]), None)
+    if found:
+        raise BadRequest(
+            f"structured_outputs.grammar: rule options and token macros do not hold under speculation, got "
+            f"{found!r}; write the limit as a repetition"
+        )
+    return source
+
+
+def _choice_grammar(choices: tuple[str, ...]) -> str:
+    return "root ::= " + " | ".join(f'"{"".join(map(_escape, choice))}"' for choice in choices)
+
+
+def _escape(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else f"\\U{ord(character):08x}"
+
+
+_LITERAL = r'"(?:\\.|[^"\\])*+"'
+_SPACE = r"(?:\s|#[^\n]*+)*+"
+_MACROS = "Token|ExcludeToken|AnyTokens|TagDispatch|TokenTagDispatch"
+# What is refused, and what may hold the same characters without meaning it (a literal, a class, a comment), in one
+# pass: a quote in a class opens no literal. Whatever is left open reaches to the end, so the pass is linear.
+_EBNF = re.compile(
+    rf'(?P<refused>\b\w++{_SPACE}\[(?:{_LITERAL}|[^\]"])*+\]{_SPACE}::=|\b(?:{_MACROS}){_SPACE}\()'
+    rf'|"(?:\\.|[^"\\])*+(?:"|\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\Z)|#[^\n]*+',
+    re.DOTALL,
+)

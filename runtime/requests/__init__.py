@@ -1,0 +1,1 @@
+"""Requests, from what a caller asks to what comes back."""

@@ -1,0 +1,135 @@
+"""From what a caller asked to a request that can run, or to a refusal that says why not."""
+
+import secrets
+from concurrent.futures import Future
+
+from transformers import PreTrainedTokenizerBase
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.params import SamplingParams
+from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.constraints.thinking import ThinkingRule
+from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
+from tandemrt.runtime.grammars.vocabulary import vocabulary_from_tokenizer
+from tandemrt.runtime.requests.prompt import Prompt, token_ids
+from tandemrt.runtime.requests.request import Listener, Request, Rules
+from tandemrt.runtime.requests.text import Transcript
+
+
+class Admission:
+    """Knows the bundle's limits, markers and vocabulary, and holds every request against them."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        window: int,
+        cache_tokens: int | None,
+        grammar_timeout_s: float,
+    ) -> None:
+        self._bundle = bundle
+        self._tokenizer = tokenizer
+        self._window = window
+        self._cache_tokens = cache_tokens  # None: every slot has room for the engine's length
+        vocabulary = vocabulary_from_tokenizer(tokenizer, bundle.vocab)
+        self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
+
+    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener) -> Request:
+        """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
+        if not isinstance(params, SamplingParams):
+            raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
+        limits = self._bundle.limits
+        ids = token_ids(prompt, self._tokenizer, valid_tokens=self._bundle.valid_tokens, limit=limits.length - 1)
+        room = limits.length - len(ids)
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise BadRequest(
+                f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
+                f"{params.max_tokens}; ask for at most {room} or build the bundle with a larger limits.length"
+            )
+        if params.window is not None and params.window > self._window:
+            raise BadRequest(
+                f"window: this runtime drafts at most {self._window} tokens per round, received {params.window}"
+            )
+        beyond = [token for token in params.logit_bias or () if token >= self._bundle.valid_tokens]
+        if beyond:
+            raise BadRequest(
+                f"logit_bias: token ids must be in 0..{self._bundle.valid_tokens - 1}, received {beyond[0]}"
+            )
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        needed = len(ids) + max_tokens + self._window + 1
+        if self._cache_tokens is not None and needed > self._cache_tokens:
+            raise BadRequest(
+                f"max_tokens: prompt ({len(ids)}), output ({max_tokens}) and a window ({self._window + 1}) need room "
+                f"for {needed} tokens and the whole cache has {self._cache_tokens}; ask for fewer or raise cache_tokens"
+            )
+        return Request(
+            ids,
+            params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
+            max_tokens=max_tokens,
+            window=self._window if params.window is None else params.window,
+            rules=self._rules(ids, params, max_tokens),
+            transcript=Transcript(
+                self._tokenizer.backend_tokenizer, params.stop, include_stop=params.include_stop_str_in_output
+            ),
+            listener=listener,
+        )
+
+    def close(self) -> None:
+        """Let the compiler's threads end."""
+        self._grammars.close()
+
+    def _rules(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Rules]":
+        thinking = self._thinking(params)
+        stop_ids = (*(() if params.ignore_eos else self._bundle.stop_ids), *params.stop_token_ids)
+
+        def constraint(grammar: Grammar | None) -> Constraint:
+            return Constraint(
+                self._bundle.vocab,
+                stop_ids,
+                prompt=ids,
+                thinking=thinking,
+                grammar=grammar,
+                min_tokens=params.min_tokens,
+                max_tokens=max_tokens,
+                banned=params.banned_token_ids,
+                allowed=params.allowed_token_ids,
+                valid_tokens=self._bundle.valid_tokens,
+            )
+
+        ready: Future[Rules] = Future()
+        plain = constraint(None)  # refuses at once what does not depend on a grammar
+        if params.structured_outputs is None:
+            ready.set_result(Rules(plain))
+            return ready
+
+        def start(compiled: "Future[Compiled]") -> None:
+            try:
+                # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
+                grammar = compiled.result()
+                ready.set_result(Rules(constraint(grammar.matcher(stop_ids or None)), grammar.check))
+            except Exception as error:
+                ready.set_exception(error)
+
+        self._grammars.compile(params.structured_outputs).add_done_callback(start)
+        return ready
+
+    def _thinking(self, params: SamplingParams) -> ThinkingRule | None:
+        markers = self._bundle.markers
+        if markers is None:
+            if params.thinking_token_budget is not None:
+                raise BadRequest(
+                    f"thinking_token_budget: this bundle names no reasoning markers, received "
+                    f"{params.thinking_token_budget}; build it with [reasoning] in the recipe"
+                )
+            return None
+        return ThinkingRule(
+            markers.start.ids,
+            tuple(end.ids for end in markers.ends),
+            markers.forced_end.ids,
+            implicit_ends=tuple(end.ids for end in markers.implicit_ends),
+            budget=params.thinking_token_budget,
+        )

@@ -1,0 +1,61 @@
+"""All tensors of a round: allocated once at the largest size, viewed at the size of a call, copied in from the host."""
+
+import torch
+
+from tandemrt.engines.contract import mask_words
+from tandemrt.engines.params import MOST_BIASES
+from tandemrt.runtime.device import host_tensor
+from tandemrt.runtime.round.entries import Entries
+
+
+class Buffer:
+    """Flat device memory that is viewed in the shape of a call, with a host twin where the host reads or writes it."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, host: bool = False) -> None:
+        size = int(torch.Size(shape).numel())
+        self.device = torch.zeros(size, dtype=dtype, device=device)
+        self.host = host_tensor(size, dtype=dtype, device=device) if host else None
+
+    def view(self, *shape: int) -> torch.Tensor:
+        """The first elements on the device, contiguous, in ``shape``."""
+        return self.device[: torch.Size(shape).numel()].view(shape)
+
+    def host_view(self, *shape: int) -> torch.Tensor:
+        """The same elements of the host twin."""
+        assert self.host is not None
+        return self.host[: torch.Size(shape).numel()].view(shape)
+
+    def copy_in(self, *shape: int) -> None:
+        """Enqueue the copy of the host twin to the device."""
+        self.view(*shape).copy_(self.host_view(*shape), non_blocking=True)
+
+    def copy_part_in(self, start: int, end: int) -> None:
+        """Enqueue the copy of elements [start, end) of the host twin to the device; none if end <= start."""
+        assert self.host is not None
+        if end <= start:
+            return
+        self.device[start:end].copy_(self.host[start:end], non_blocking=True)
+
+    def copy_out(self, *shape: int) -> None:
+        """Enqueue the copy of the device's values to the host twin."""
+        self.host_view(*shape).copy_(self.view(*shape), non_blocking=True)
+
+
+class RoundBuffers:
+    """What one round reads and writes, for at most ``slots`` rows of ``window`` drafted tokens."""
+
+    def __init__(
+        self, *, slots: int, window: int, vocab: int, length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        rows = window + 1
+        self.window = window
+        self.words = mask_words(vocab)
+        self.prompts = torch.zeros(slots, length, dtype=torch.int64, device=device)
+        self.token_ids = Buffer((slots, rows), torch.int64, device)
+        self.draft_tokens = Buffer((slots, rows), torch.int64, device, host=True)
+        self.draft_len = Buffer((slots,), torch.int64, device, host=True)
+        self.bitmask = Buffer((slots, rows, self.words), torch.int32, device, host=True)
+        self.logits = Buffer((slots, rows, vocab), dtype, device)
+        self.tokens = Buffer((slots, rows), torch.int64, device, host=True)
+        self.count = Buffer((slots,), torch.int64, device, host=True)
+        self.entries = Entries(slots, min(vocab, length + window + MOST_BIASES), device)

@@ -1,0 +1,163 @@
+"""The target and verification engines around one cache: prefill a prompt, score a window, verify it."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from tandemrt.engines.contract import Contract
+from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine
+from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
+from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.slots import SlotState
+
+
+class Tandem:
+    """What the device does for the target. Calls are bound once per shape and kept; rounds allocate nothing.
+
+    ``engines`` holds "target", "adjust", "verify" and, for drafters that keep their laws, "verify_probs".
+    """
+
+    def __init__(
+        self, engines: dict[str, Engine], buffers: RoundBuffers, state: SlotState, kv: Cache, graphs: Graphs
+    ) -> None:
+        self.engines = engines
+        self.buffers = buffers
+        self.state = state
+        self.device = engines["target"].device
+        self.cache = kv
+        self._graphs = graphs
+        self._prompt_end = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        self._score_call = cache(self._bind_score)
+        self._adjust_call = cache(self._bind_adjust)
+        self._verify_call = cache(self._bind_verify)
+
+    def prefill(self, slot: int, start: int, count: int) -> None:
+        """Put prompt tokens [start, start + count) of ``slot`` into the cache; its ``length`` must be ``start``."""
+        target = self.engines["target"]
+        prompt, length = self.buffers.prompts[slot, start : start + count], self.state.view("length", slot + 1)[slot:]
+        prefill_call(target, self.cache, slot, prompt, length, self._prompt_end, self.buffers.logits).run()
+
+    def score(self, batch: int, window: int) -> None:
+        """Run the target over the newest token and ``window`` drafted ones of slots [0, batch)."""
+
+        def work() -> None:
+            ids = self.buffers.token_ids.view(batch, window + 1)
+            ids[:, 0].copy_(self.state.newest[:batch, 1])
+            if window:  # a position without a draft holds -1, which no embedding has
+                torch.clamp(self.buffers.draft_tokens.view(batch, window), min=0, out=ids[:, 1:])
+            self._score_call(batch, window).run()
+
+        target = self.engines["target"]
+        logits = self.buffers.logits.view(batch, window + 1, logits_width(target.contract))
+        self._graphs.run(("target", batch, window), work, outputs=[logits], capturable=target.capturable)
+
+    def adjust(self, batch: int, window: int) -> None:
+        """Bias and penalise the logits of the window, where a request asks for it. Needs its entries in place."""
+        columns, engine = self.buffers.entries.columns, self.engines["adjust"]
+        if not columns:
+            return
+        logits = self.buffers.logits.view(batch, window + 1, logits_width(engine.contract))
+        self._graphs.run(
+            ("adjust", batch, window, columns),
+            lambda: self._adjust_call(batch, window, columns).run(),
+            outputs=[],
+            state=[logits],  # changed in place: a second run would change them twice
+            capturable=engine.capturable,
+        )
+
+    def verify(self, batch: int, window: int, draft_probs: Buffer | None, *, filters: bool) -> None:
+        """Decide the tokens of the window and advance the slots by them. Needs masks and draft lengths in place.
+
+        ``filters``: whether any live request has what Engine.bind calls filters.
+        """
+        self._graphs.run(
+            ("verify", batch, window, draft_probs is None, filters),
+            lambda: self._verify_call(batch, window, draft_probs, filters).run(),
+            outputs=[self.buffers.tokens.view(batch, window + 1), self.buffers.count.view(batch)],
+            state=list(self.state.moving(batch).values()),
+            capturable=self.engines["verify" if draft_probs is None else "verify_probs"].capturable,
+        )
+
+    def _bind_score(self, batch: int, window: int) -> Call:
+        rows = window + 1
+        target = self.engines["target"]
+        return target.bind(
+            {
+                "token_ids": self.buffers.token_ids.view(batch, rows),
+                "write_index": self.state.view("length", batch),
+                "score_rows": torch.arange(rows, device=self.device).repeat(batch, 1),
+                "logits": self.buffers.logits.view(batch, rows, logits_width(target.contract)),
+                **self.cache.rows(0, batch),
+            }
+        )
+
+    def _bind_adjust(self, batch: int, window: int, columns: int) -> Call:
+        engine = self.engines["adjust"]
+        return engine.bind(
+            {
+                "logits": self.buffers.logits.view(batch, window + 1, logits_width(engine.contract)),
+                "draft_tokens": self.buffers.draft_tokens.view(batch, window),
+                **self.buffers.entries.view(batch, columns),
+            }
+        )
+
+    def _bind_verify(self, batch: int, window: int, draft_probs: Buffer | None, filters: bool) -> Call:
+        rows = window + 1
+        engine = self.engines["verify" if draft_probs is None else "verify_probs"]
+        vocab = logits_width(engine.contract)
+        tensors = {
+            "logits": self.buffers.logits.view(batch, rows, vocab),
+            "bitmask": self.buffers.bitmask.view(batch, rows, self.buffers.words),
+            "draft_tokens": self.buffers.draft_tokens.view(batch, window),
+            "draft_len": self.buffers.draft_len.view(batch),
+            "tokens": self.buffers.tokens.view(batch, rows),
+            "count": self.buffers.count.view(batch),
+            **self.state.sampling(batch),
+        }
+        if draft_probs is not None:
+            tensors["draft_probs"] = draft_probs.view(batch, window, vocab)
+        if isinstance(engine, AdvancingEngine):
+            return engine.bind_advancing(tensors, self.state.moving(batch), filters=filters)
+        return _AdvancingCall(engine.bind(tensors, filters=filters), self.state, tensors["tokens"], tensors["count"])
+
+
+@dataclass(frozen=True)
+class _AdvancingCall:
+    """Verification by an engine that only verifies, then the advance of the slots."""
+
+    verify: Call
+    state: SlotState
+    tokens: torch.Tensor
+    count: torch.Tensor
+
+    def run(self) -> None:
+        self.verify.run()
+        self.state.advance(self.tokens, self.count)
+
+
+def prefill_call(
+    engine: Engine,
+    kv: Cache,
+    slot: int,
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    score_rows: torch.Tensor,
+    logits: Buffer,
+) -> Call:
+    """Bind one chunk of one slot's prompt. A chunk's logits are not read, so they go where those of a round go."""
+    return engine.bind(
+        {
+            "token_ids": tokens[None],
+            "write_index": length,
+            "score_rows": score_rows,
+            "logits": logits.view(1, 1, logits_width(engine.contract)),
+            **kv.rows(slot, 1),
+        }
+    )
+
+
+def logits_width(contract: Contract) -> int:
+    """The vocabulary as the model's logits see it."""
+    return int(contract["logits"].shape[2])
