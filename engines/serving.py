@@ -33,8 +33,8 @@ def _scalar(name: str, datatype: str, description: str, *, is_json: bool = False
     return TensorSpec(name, datatype, (1,), description, is_json=is_json)
 
 
-def _list(name: str, datatype: str, description: str) -> TensorSpec:
-    return TensorSpec(name, datatype, (-1,), description)
+def _list(name: str, datatype: str, description: str, *, is_json: bool = False) -> TensorSpec:
+    return TensorSpec(name, datatype, (-1,), description, is_json=is_json)
 
 
 OUTPUTS = (
@@ -52,8 +52,8 @@ OUTPUTS = (
 
 PROMPTS = (
     _scalar("text_input", "BYTES", "the prompt as text"),
-    _scalar("messages", "BYTES", "chat messages, for the tokenizer's template: a list of objects", is_json=True),
-    _list("input_ids", "INT32", "the prompt as token ids"),
+    _list("messages", "BYTES", "chat messages, for the tokenizer's template: a list of objects, or each", is_json=True),
+    _list("input_ids", "INT64", "the prompt as token ids"),
 )
 
 FLAGS = (
@@ -136,8 +136,8 @@ def _derive(name: str, rule: Mapping[str, Any], definitions: Mapping[str, Any]) 
 
 def _datatype(name: str, kind: Mapping[str, Any]) -> str:
     datatype = {"number": "FP32", "boolean": "BOOL", "string": "BYTES"}.get(kind.get("type", ""))
-    if kind.get("type") == "integer":  # a seed needs 64 bits; token ids and counts fit 32, as other servers have them
-        datatype = "UINT64" if kind.get("exclusiveMaximum") == 2**64 else "INT32"
+    if kind.get("type") == "integer":  # wide: of a number that does not fit, the server would keep the low bits
+        datatype = "UINT64" if kind.get("exclusiveMaximum") == 2**64 else "INT64"
     if datatype is None:
         raise InternalError(f"SamplingParams.{name}: fits no tensor of a server; engines/serving.py must learn {kind}")
     return datatype

@@ -46,7 +46,7 @@ def read_request(
     for name, value in (parameters or {}).items():
         if name == "timeout":
             given.add("timeout_s", _microseconds(value))
-        elif not name.startswith("triton_"):  # the protocol's own
+        elif name != "id" and not name.startswith("triton_"):  # the protocol's own
             given.add(name, _from_json(name, value) if name in _INPUTS and _INPUTS[name].is_json else value)
     if timeout_us:
         given.add("timeout_s", _microseconds(timeout_us))
@@ -158,6 +158,9 @@ def _flag(name: str, value: Any) -> bool:
 
 def _value(spec: serving.TensorSpec, tensor: np.ndarray) -> Any:
     items = [_item(spec, item) for item in tensor.reshape(-1)]
+    if spec.is_list and spec.is_json:  # one text with a list, or a text for each of its items
+        values = [_from_json(spec.name, item) for item in items]
+        return values[0] if len(values) == 1 and isinstance(values[0], list) else values
     if spec.is_list:
         return items
     if len(items) != 1:

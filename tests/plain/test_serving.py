@@ -18,7 +18,7 @@ from tandemrt.engines.deployment import Deployment
 from tandemrt.engines.errors import BadRepository, BadRequest, InternalError
 from tandemrt.runtime.triton.requests import read_request
 
-DTYPES = {"FP32": np.float32, "INT32": np.int32, "UINT64": np.uint64, "BOOL": np.bool_, "BYTES": np.object_}
+DTYPES = {"FP32": np.float32, "INT64": np.int64, "UINT64": np.uint64, "BOOL": np.bool_, "BYTES": np.object_}
 
 
 def test_every_sampling_parameter_is_an_input_of_its_own_name() -> None:
@@ -60,11 +60,11 @@ def test_the_page_on_serving_lists_every_tensor_as_it_is() -> None:
         optional={
             "temperature": st.floats(0, 100, width=32),
             "top_p": st.floats(2.0**-100, 1, width=32),
-            "top_k": st.integers(-1, 2**31 - 1),
+            "top_k": st.integers(-1, 2**63 - 1),
             "seed": st.integers(0, 2**64 - 1),
-            "max_tokens": st.integers(1, 2**31 - 1),
+            "max_tokens": st.integers(1, 2**63 - 1),
             "stop": st.lists(st.text(min_size=1), max_size=4),
-            "stop_token_ids": st.lists(st.integers(0, 2**31 - 1), max_size=4),
+            "stop_token_ids": st.lists(st.integers(0, 2**63 - 1), max_size=4),
             "ignore_eos": st.booleans(),
             "rule": st.sampled_from(["coupled", "rejection"]),
             "structured_outputs": st.just({"choice": ["a", "b"]}),
@@ -131,6 +131,20 @@ def test_flags_choose_what_comes_back() -> None:
 def test_text_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(BadRequest, match="text_input: must be UTF-8"):
         read_request({"text_input": np.array([b"\xff\xfe"], np.object_)})
+
+
+def test_messages_come_as_one_text_or_as_a_text_each() -> None:
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    assert read_request(tensors(messages=json.dumps(chat))).prompt == chat
+    assert read_request(tensors(messages=[json.dumps(message) for message in chat])).prompt == chat
+    assert read_request(tensors(messages=json.dumps(chat[0]))).prompt == chat[:1]
+    with pytest.raises(BadRequest, match="messages: must be a JSON list of objects"):
+        read_request(tensors(messages=[json.dumps(chat), json.dumps(chat)]))
+
+
+def test_the_protocols_own_parameters_are_no_inputs() -> None:
+    given = {"id": "mine", "triton_enable_empty_final_response": True}
+    assert read_request(tensors(text_input="x"), given) == read_request(tensors(text_input="x"))
 
 
 @given(st.dictionaries(st.sampled_from([spec.name for spec in serving.inputs()]), st.text(max_size=8), max_size=4))

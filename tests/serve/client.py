@@ -126,12 +126,12 @@ def events(answer: http.client.HTTPResponse) -> Any:
 
 
 def tensor(name: str, value: Any) -> grpc.InferInput:
-    """An input of one dimension; numbers as 32 bits, a seed as 64."""
+    """An input of one dimension; integers as the 64 bits that the server declares, a seed without a sign."""
     items = value if isinstance(value, list) else [value]
-    dtype: Any = {bool: np.bool_, int: np.int32, float: np.float32, str: np.object_}[type(items[0])]
-    array = np.array([item.encode() if isinstance(item, str) else item for item in items], dtype)
-    if name == "seed":
-        array = array.astype(np.uint64)
+    dtype: Any = {bool: np.bool_, int: np.int64, float: np.float32, str: np.object_}[type(items[0])]
+    array = np.array(
+        [item.encode() if isinstance(item, str) else item for item in items], np.uint64 if name == "seed" else dtype
+    )
     given = grpc.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
     given.set_data_from_numpy(array)
     return given

@@ -111,6 +111,35 @@ def test_the_prompt_goes_in_front_of_the_answer_where_asked(demo: Client) -> Non
     assert echoed == "".join(piece["text_output"] for piece in pieces) == f"Hello{plain}"
 
 
+@pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**64 - 1])
+def test_every_seed_of_64_bits_arrives(demo: Client, llm: LLM, seed: int) -> None:
+    expected = llm.generate("Hello", SamplingParams(seed=seed, max_tokens=6)).text
+    _, answer = demo.generate(text_input="Hello", seed=seed, max_tokens=6)
+    assert (answer["seed"], answer["text_output"]) == (seed, expected)
+    [single] = demo.grpc(text_input="Hello", seed=seed, max_tokens=6)
+    assert (single.as_numpy("seed").tolist(), text([single])) == ([seed], expected)
+
+
+def test_a_seed_below_0_is_the_seed_of_the_same_64_bits(demo: Client) -> None:
+    _, below = demo.generate(text_input="Hello", sampling_parameters='{"seed": -1}', max_tokens=6)
+    _, above = demo.generate(text_input="Hello", seed=2**64 - 1, max_tokens=6)
+    assert (below["seed"], below["text_output"]) == (2**64 - 1, above["text_output"])
+
+
+def test_messages_may_come_as_a_list_of_texts(demo: Client) -> None:
+    messages = EXAMPLES[0].prompt_messages()
+    body = {"seed": 1, "max_tokens": 12}
+    _, whole = demo.generate(messages=json.dumps(messages), **body)
+    status, each = demo.generate(messages=[json.dumps(message) for message in messages], **body)
+    assert status == 200, each
+    assert (each["text_output"], each["reasoning_output"]) == (whole["text_output"], whole["reasoning_output"])
+
+
+def test_a_request_may_have_an_id(demo: Client) -> None:
+    status, answer = demo.generate(text_input="Hello", max_tokens=3, id="mine")
+    assert status == 200, answer
+
+
 def test_an_output_that_is_not_wanted_is_left_out(demo: Client) -> None:
     unwanted = {f"return_{name}": False for name in ("token_ids", "seed", "speculation", "finish_reason")}
     _, answer = demo.generate(text_input="Hello", max_tokens=3, **unwanted)
