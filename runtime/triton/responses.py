@@ -25,26 +25,29 @@ _SPECS = {spec.name: spec for spec in serving.OUTPUTS}
 
 
 class Outbox:
-    """A thread that sends responses, so that the loop never waits for the server."""
+    """A thread that sends responses, so that the loop never waits for the server.
+
+    It queues requests, not responses: whatever one has to say by its turn goes out as one response. However slow the
+    server is, the queue is no longer than the number of open requests, and each has its turn.
+    """
 
     def __init__(self) -> None:
-        self._items: SimpleQueue[tuple[Reply, StreamOutput] | None] = SimpleQueue()
+        self._replies: SimpleQueue[Reply | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tandemrt-responses", daemon=True)
         self._thread.start()
 
-    def put(self, reply: "Reply", item: StreamOutput) -> None:
-        self._items.put((reply, item))
+    def put(self, reply: "Reply") -> None:
+        self._replies.put(reply)
 
     def close(self) -> None:
         """Send what is left and stop."""
-        self._items.put(None)
+        self._replies.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (entry := self._items.get()) is not None:
-            reply, item = entry
+        while (reply := self._replies.get()) is not None:
             try:
-                reply.send(item)
+                reply.send()
             except Exception as error:
                 log.exception("a response could not be sent; its request is cancelled")
                 reply.give_up(error)
@@ -60,7 +63,10 @@ class Reply:
         self._outbox = outbox
         self._submitted: Future[Request] = Future()  # the loop may speak before it is known
         self._echo = ask.echo
+        self._items: list[StreamOutput] = []  # heard, not yet taken by the outbox, which has this reply in its queue
+        self._hearing = threading.Lock()
         self._tokens: list[int] = []  # known, not yet sent
+        self.moved = False  # since the watch asked about it
 
     def start(self, llm: LLM) -> None:
         """Queue the request. Raises BadRequest or QueueFull."""
@@ -76,20 +82,30 @@ class Reply:
 
     def abandoned(self) -> bool:
         """Whether the client cancelled or went away. Asks the server."""
+        self.moved = False
         with self._final:  # asked about a request that has had its final response, the server crashes
             return self._sender is not None and bool(self._sender.is_cancelled())
 
     def listen(self, item: StreamOutput) -> None:
+        self.moved = True
         if self._ask.stream or item.output is not None:
-            self._outbox.put(self, item)
+            with self._hearing:
+                self._items.append(item)
+                if len(self._items) > 1:
+                    return
+            self._outbox.put(self)
 
-    def send(self, item: StreamOutput) -> None:
-        """Send what the request wants to know of ``item``: in a stream its text, else the whole output at the end."""
-        self._tokens += item.token_ids
-        if item.output is not None:
-            self._finish(item, item.output)
-        elif (item.text or item.reasoning) and not self.done:
-            self._respond(self._piece(item.text, item.reasoning, self._tokens), final=False)
+    def send(self) -> None:
+        """Send what was heard since the last time: in a stream its text, else the whole output at the end."""
+        with self._hearing:
+            items, self._items = self._items, []
+        text, reasoning = "".join(item.text for item in items), "".join(item.reasoning for item in items)
+        self._tokens += [token for item in items for token in item.token_ids]
+        output = items[-1].output
+        if output is not None:
+            self._finish(text, reasoning, output)
+        elif (text or reasoning) and not self.done:
+            self._respond(self._piece(text, reasoning, self._tokens), final=False)
 
     def give_up(self, error: Exception) -> None:
         """End a request whose responses cannot be sent: a client that still listens is told why."""
@@ -102,12 +118,12 @@ class Reply:
                 except Exception:  # the server has closed the way back, the final response with it
                     log.exception("a request could not be told that it failed")
 
-    def _finish(self, item: StreamOutput, output: RequestOutput) -> None:
+    def _finish(self, text: str, reasoning: str, output: RequestOutput) -> None:
         with self._final:
             if self._sender is None:
                 return
             error = _failure(output, self.request.failure)
-            text, reasoning, tokens = item.text, item.reasoning, self._tokens
+            tokens = self._tokens
             if not self._ask.stream:
                 text, reasoning, tokens = output.text, output.reasoning, output.token_ids
             if error is not None:

@@ -10,10 +10,15 @@ from tandemrt.runtime.triton.responses import Reply
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 0.005  # about a round
+_STILL = 8  # asked about at a time, of those that wait
 
 
 class Watch:
-    """A thread that asks the server about every open request, a few milliseconds apart, while there are any."""
+    """A thread that asks the server about open requests, a few milliseconds apart, while there are any.
+
+    Asking is a call to another process. So those that moved since they were asked about, which hold a slot, come every
+    time, and of those that wait a few in turn: a slot is not held for a client that is gone, however many wait.
+    """
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -42,10 +47,12 @@ class Watch:
                     self._changed.wait()
                 if self._closed:
                     return
-                replies = list(self._open)
+                moved = [reply for reply in self._open if reply.moved]
+                still = [reply for reply in self._open if not reply.moved]
+                asked, rest = still[:_STILL], still[_STILL:]
+                self._open = moved + rest + asked
             start = time.perf_counter()
-            for reply in replies:
+            for reply in moved + asked:
                 if reply.abandoned():
                     self._llm.cancel(reply.request)
-            # Asking is a call to another process: never more than a tenth of the time goes into it.
-            time.sleep(max(_INTERVAL_S, 9 * (time.perf_counter() - start)))
+            time.sleep(max(_INTERVAL_S, time.perf_counter() - start))  # half of the time at most
