@@ -66,6 +66,9 @@ FLAGS = (
     ),
 )
 
+CLIENT = "tandemrt-client"
+"""The request parameter that names whose request it is; over gRPC also metadata, where the server forwards it."""
+
 ALIASES = {"stop_words": "stop"}
 """Other servers' names of sampling parameters."""
 

@@ -152,12 +152,13 @@ class LLM:
         finally:
             self.cancel(request)
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Request:
+    def submit(self, prompt: Prompt, params: SamplingParams | None, listener: Listener, *, client: str = "") -> Request:
         """Send one request without waiting; ``listener`` is called from the loop's thread with each StreamOutput.
 
-        For servers. Raises BadRequest or QueueFull; what fails later is in the last item's ``output.error``.
+        For servers. Those that name ``client`` share the slots and the queue in equal parts, by client. Raises
+        BadRequest or QueueFull; what fails later is in the last item's ``output.error``.
         """
-        request = self._admission.admit(prompt, params or SamplingParams(), listener)
+        request = self._admission.admit(prompt, params or SamplingParams(), listener, client=client)
         self._worker.submit(request, block=False)
         return request
 

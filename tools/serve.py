@@ -23,6 +23,8 @@ from typing import Annotated
 
 import typer
 
+from tandemrt.engines.serving import CLIENT
+
 
 class TritonServer:
     """A server process on one model repository, from ``start`` (or entering ``with``) to ``stop``.
@@ -68,6 +70,7 @@ class TritonServer:
             f"--grpc-port={self.grpc}",
             f"--metrics-port={self.metrics}",
             "--exit-timeout-secs=20",
+            f"--grpc-header-forward-pattern={CLIENT}",
             *self._control,
         ]
         with self.log.open("wb") as log:

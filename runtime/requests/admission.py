@@ -37,7 +37,7 @@ class Admission:
         vocabulary = vocabulary_from_tokenizer(tokenizer, bundle.vocab)
         self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
 
-    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener) -> Request:
+    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> Request:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
         if not isinstance(params, SamplingParams):
             raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
@@ -71,6 +71,7 @@ class Admission:
             seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
             max_tokens=max_tokens,
             window=self._window if params.window is None else params.window,
+            client=client,
             rules=self._rules(ids, params, max_tokens),
             transcript=Transcript(
                 self._tokenizer.backend_tokenizer, params.stop, include_stop=params.include_stop_str_in_output

@@ -46,6 +46,7 @@ class Request:
         seed: int,
         max_tokens: int,
         window: int,
+        client: str = "",
         rules: "Future[Rules]",
         transcript: Transcript,
         listener: Listener,
@@ -55,6 +56,7 @@ class Request:
         self.seed = seed
         self.max_tokens = max_tokens
         self.window = window
+        self.client = client  # whose it is, for fair turns; "": nobody said
         self.rule = Rule[params.rule.upper()]
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
         self.filters = params.temperature > 0 and filters  # what Engine.bind calls so

@@ -1,4 +1,4 @@
-"""Which requests run now: a bounded queue in front of a fixed number of slots, first come, first served."""
+"""Which requests run now: a bounded queue in front of a fixed number of slots, with fair turns for clients."""
 
 import threading
 import time
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tandemrt.engines.errors import InternalError, QueueFull
 from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.turns import Turns, to_displace
 
 
 class Scheduler:
@@ -17,12 +18,17 @@ class Scheduler:
         self._slots: dict[int, Request] = {}  # in order of admission
         self._count = slots
         self._waiting: deque[Request] = deque()
+        self._displaced: list[Request] = []  # had to leave a full queue, and do not know it yet
+        self._turns = Turns()
         self._changed = threading.Condition()
         self._closed = False
         self._no_room = False  # the last time that requests were to join, one of them found no room
 
     def submit(self, request: Request, *, block: bool) -> None:
         """Queue ``request``. With the queue full: wait for room if ``block``, else raise QueueFull.
+
+        Instead of raising, the newest request of the client with the most waiting leaves, with QueueFull as its
+        failure, if that client has more waiting than the one of ``request`` then has.
 
         Requests that free slots can take in the next round do not count as waiting; none can while one finds no room.
 
@@ -33,10 +39,12 @@ class Scheduler:
                 if self._closed:
                     raise InternalError("this runtime was closed; open the bundle again")
                 if not block:
-                    raise QueueFull(
-                        f"queue_limit: at most {self.queue_limit} requests may wait and as many do; "
-                        "send this one again later or raise queue_limit"
-                    )
+                    displaced = to_displace(self._waiting, request)
+                    if displaced is None:
+                        raise self._full()
+                    self._waiting.remove(displaced)
+                    self._displaced.append(displaced)
+                    break
                 self._changed.wait()
             self._waiting.append(request)
             self._changed.notify_all()
@@ -48,7 +56,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def admit(self, reserve: Callable[[int, Request], bool]) -> list[tuple[int, Request]]:
-        """Give free slots to waiting requests that are ready; one whose grammar is compiling keeps nobody waiting.
+        """Give free slots, in turns, to requests that are ready; one whose grammar is compiling keeps nobody waiting.
 
         ``reserve`` makes room for a request in a slot. If it says that there is none, the request and all behind it
         wait: who needs much would else wait for ever behind those who need little. If it raises, the request has its
@@ -60,7 +68,7 @@ class Scheduler:
             ready = [r for r in self._waiting if r.pending_rules.done() and not r.pending_rules.exception()]
             self._no_room = False
             self._changed.notify_all()
-            for slot, request in zip(free, ready, strict=False):
+            for slot, request in zip(free, self._turns.order(ready, self._slots.values()), strict=False):
                 try:
                     if not reserve(slot, request):
                         self._no_room = True
@@ -73,12 +81,14 @@ class Scheduler:
         return admitted
 
     def drop_waiting(self, now: float) -> list[Request]:
-        """Finish waiting requests that were cancelled, are overdue, or whose constraint could not be made.
+        """Finish waiting requests that were cancelled or displaced, are overdue, or whose constraint cannot be made.
 
         Their listeners are not told yet: the caller does it, outside of the lock.
         """
-        dropped = []
         with self._changed:
+            dropped, self._displaced = self._displaced, []
+            for request in dropped:
+                request.finish("error", self._full())
             for request in list(self._waiting):
                 reason = request.interrupted(now)
                 failure = request.pending_rules.exception() if request.pending_rules.done() else None
@@ -117,8 +127,8 @@ class Scheduler:
         with self._changed:
             while not self._slots:
                 now = time.monotonic()
-                if self._closed:
-                    return bool(self._waiting)
+                if self._closed or self._displaced:
+                    return bool(self._waiting or self._displaced)
                 if any(r.pending_rules.done() or r.interrupted(now) for r in self._waiting):
                     return True
                 deadlines = [r.deadline for r in self._waiting if r.deadline is not None]
@@ -128,7 +138,14 @@ class Scheduler:
     def _joining(self) -> int:
         return 0 if self._no_room else self._count - len(self._slots)
 
+    def _full(self) -> QueueFull:
+        return QueueFull(
+            f"queue_limit: at most {self.queue_limit} requests may wait and as many do; "
+            "send this one again later or raise queue_limit"
+        )
+
     def _seat(self, slot: int, request: Request) -> None:
         self._waiting.remove(request)
+        self._turns.take(request)
         request.start()
         self._slots[slot] = request

@@ -22,13 +22,20 @@ _GUIDE_TYPE, _GUIDE = (spec.name for spec in serving.GUIDED)
 
 @dataclass(frozen=True)
 class Ask:
-    """What one request asks for. ``echo`` goes in front of the answer; ``returns`` names the outputs it wants."""
+    """What one request asks for.
+
+    Attributes:
+        echo: goes in front of the answer.
+        returns: names of the outputs it wants.
+        client: whose request it is, "" if nobody said.
+    """
 
     prompt: Prompt
     params: SamplingParams
     stream: bool
     echo: str
     returns: frozenset[str]
+    client: str = ""
 
 
 def read_request(
@@ -40,12 +47,14 @@ def read_request(
     ``timeout_us`` is Triton's own timeout in microseconds, 0 for none, which may also come as the parameter
     ``timeout``. Raises BadRequest.
     """
-    given = _Given()
+    given, client = _Given(), ""
     for name, tensor in tensors.items():
         given.add(name, _value(_INPUTS[name], tensor))
     for name, value in (parameters or {}).items():
         if name == "timeout":
             given.add("timeout_s", _microseconds(value))
+        elif name == serving.CLIENT:
+            client = str(value)
         elif name != "id" and not name.startswith("triton_"):  # the protocol's own
             given.add(name, _from_json(name, value) if name in _INPUTS and _INPUTS[name].is_json else value)
     if timeout_us:
@@ -61,6 +70,7 @@ def read_request(
         stream=flags.get("stream", False),
         echo="" if flags.get("exclude_input_in_output", True) else _echo(prompt),
         returns=frozenset(spec.name for spec in serving.OUTPUTS if flags.get(f"return_{spec.name}", True)),
+        client=client,
     )
 
 

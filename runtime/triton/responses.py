@@ -70,7 +70,8 @@ class Reply:
 
     def start(self, llm: LLM) -> None:
         """Queue the request. Raises BadRequest or QueueFull."""
-        self._submitted.set_result(llm.submit(self._ask.prompt, self._ask.params, self.listen))
+        request = llm.submit(self._ask.prompt, self._ask.params, self.listen, client=self._ask.client)
+        self._submitted.set_result(request)
 
     @property
     def request(self) -> Request:

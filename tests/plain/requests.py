@@ -43,6 +43,7 @@ def make_request(
     rules: "Future[Rules] | None" = None,
     thinking: bool = False,
     stop: Sequence[str] = (),
+    client: str = "",
     **params: Any,
 ) -> Request:
     """A request over bytes; with ``thinking``, blocks are ``<think>`` to ``</think>``, a token per character."""
@@ -53,6 +54,7 @@ def make_request(
         seed=0,
         max_tokens=100,
         window=4,
+        client=client,
         rules=ready(Constraint(256, (), thinking=rule, prompt=prompt)) if rules is None else rules,
         transcript=Transcript(TOKENIZER, stop),
         listener=listener,

@@ -142,6 +142,11 @@ def test_messages_come_as_one_text_or_as_a_text_each() -> None:
         read_request(tensors(messages=[json.dumps(chat), json.dumps(chat)]))
 
 
+def test_a_parameter_names_the_client() -> None:
+    assert read_request(tensors(text_input="x"), {"tandemrt-client": "a"}).client == "a"
+    assert read_request(tensors(text_input="x")).client == ""
+
+
 def test_the_protocols_own_parameters_are_no_inputs() -> None:
     given = {"id": "mine", "triton_enable_empty_final_response": True}
     assert read_request(tensors(text_input="x"), given) == read_request(tensors(text_input="x"))

@@ -77,11 +77,13 @@ class Client:
 class GrpcStream:
     """A gRPC stream that takes requests and collects what comes back."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, name: str | None = None) -> None:
+        """``name`` says in the stream's metadata whose requests come in it."""
         self._model = client.model
         self._client = grpc.InferenceServerClient(f"127.0.0.1:{client.server.grpc}")
         self._queue: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        self._client.start_stream(callback=lambda result, error: self._queue.put((result, error)))
+        headers = None if name is None else {"tandemrt-client": name}
+        self._client.start_stream(callback=lambda result, error: self._queue.put((result, error)), headers=headers)
 
     def send(self, *, outputs: tuple[str, ...] = (), timeout_us: int | None = None, **inputs: Any) -> None:
         self._client.async_stream_infer(

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
+import pytest
 
 from tandemrt import LLM, SamplingParams, StructuredOutputs
-from tests.serve.client import Client, eventually, text, token_ids
+from tandemrt.engines.serving import CLIENT
+from tests.serve.client import Client, GrpcStream, eventually, text, token_ids
 from tests.serve.prompts import EXAMPLES, asking, endless
 from tools.serve import TritonServer
 
@@ -72,6 +74,39 @@ def test_a_flood_is_answered_or_refused_and_nothing_is_lost(server: TritonServer
     assert len(set(texts)) == 1
     assert eventually(lambda: short.counted(before)['tandemrt_finished_total{reason="length"}'] == 64)
     assert short.counted(before)["tandemrt_kept_total"] == 64 * 40
+
+
+@pytest.mark.parametrize("way", ["HTTP", "gRPC"])
+def test_a_client_that_floods_waits_for_itself(demo: Client, way: str) -> None:
+    """40 requests of one client, 8 at a time: another one's request has the next slot, not the 41st turn."""
+    answered: list[int] = []
+    with ThreadPoolExecutor(40) as pool:
+        for _ in range(40):
+            pool.submit(lambda: answered.append(demo.generate(**endless(max_tokens=100), **{CLIENT: "flood"})[0]))
+        assert eventually(lambda: demo.metrics()["tandemrt_requests_waiting"] == 32, within_s=30.0)
+        if way == "HTTP":
+            assert demo.generate(**endless(max_tokens=5), **{CLIENT: "quiet"})[0] == 200
+        else:
+            with GrpcStream(demo, name="quiet") as stream:
+                stream.send(**endless(max_tokens=5))
+                stream.responses()
+        before = len(answered)
+    assert before <= 16
+    assert answered == [200] * 40
+
+
+def test_a_client_that_fills_the_queue_gives_way_in_it(server: TritonServer) -> None:
+    """With room for 2 in the queue, both of one client, another one's request takes the place of the newer."""
+    short = Client(server, "short")
+    answers: list[tuple[int, Any]] = []
+    with ThreadPoolExecutor(10) as pool:
+        for _ in range(10):
+            pool.submit(lambda: answers.append(short.generate(**endless(), **{CLIENT: "flood"})))
+        assert eventually(lambda: short.metrics()["tandemrt_requests_waiting"] == 2, within_s=30.0)
+        assert short.generate(**endless(max_tokens=5), **{CLIENT: "quiet"})[0] == 200
+    refused = [answer["error"] for status, answer in answers if status != 200]
+    assert len(refused) == 1
+    assert "queue_limit: at most 2 requests may wait" in refused[0]
 
 
 def ask(demo: Client, at: int) -> dict[str, Any]:

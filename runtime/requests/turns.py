@@ -1,0 +1,58 @@
+"""Whose request is next: every client has the same share of the slots, however many requests it sends."""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+
+from tandemrt.runtime.requests.request import Request
+
+
+class Turns:
+    """Max-min fair turns: next is the client with the fewest requests in slots.
+
+    Of several the one that had its last turn longest ago, of one client's requests the oldest. With a single client,
+    or none named, that is first come, first served.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}  # the number of each client's last turn, of those that are here
+        self._turns = 0
+
+    def order(self, waiting: Iterable[Request], running: Iterable[Request]) -> Iterator[Request]:
+        """Yield ``waiting`` as they come to their turn, if each that is yielded joins those ``running``.
+
+        Nothing is remembered but by ``take``. Work is done per request that is asked for.
+        """
+        shares = Counter(request.client for request in running)
+        queues: dict[str, deque[Request]] = {}
+        for request in waiting:
+            queues.setdefault(request.client, deque()).append(request)
+        self._last = {client: turn for client, turn in self._last.items() if client in queues or client in shares}
+        last, turns = dict(self._last), self._turns
+        while queues:
+            client = min(queues, key=lambda name: (shares[name], last.get(name, 0)))
+            shares[client] += 1
+            turns += 1
+            last[client] = turns
+            yield queues[client].popleft()
+            if not queues[client]:
+                del queues[client]
+
+    def take(self, request: Request) -> None:
+        """Remember that ``request`` had its client's turn."""
+        self._turns += 1
+        self._last[request.client] = self._turns
+
+
+def to_displace(waiting: Iterable[Request], newcomer: Request) -> Request | None:
+    """The request that a full queue gives up for ``newcomer``: the newest of the client that has the most waiting.
+
+    None if nobody has more waiting than the newcomer's client would have (longest queue drop, McKenney 1990).
+    """
+    waiting = list(waiting)
+    counts = Counter(request.client for request in waiting)
+    if not counts:
+        return None
+    client, most = counts.most_common(1)[0]
+    if most <= counts[newcomer.client] + 1:
+        return None
+    return next(request for request in reversed(waiting) if request.client == client)
