@@ -109,6 +109,11 @@ OFF: Mapping[str, tuple[Any, ...]] = {
 """What other servers' clients send without meaning it: accepted at the value that asks for nothing, else refused."""
 
 
+def config_type(tensor: TensorSpec) -> str:
+    """Return the name of a tensor's datatype in a model's configuration."""
+    return "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"
+
+
 def sampling_inputs() -> tuple[TensorSpec, ...]:
     """Return one input for every field of ``SamplingParams``. Raises InternalError for a field that fits no tensor."""
     schema = SamplingParams.model_json_schema()

@@ -89,7 +89,7 @@ def _messages() -> Any:
 
 
 def _type(pb: Any, tensor: serving.TensorSpec) -> Any:
-    return pb.DataType.Value("TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}")
+    return pb.DataType.Value(serving.config_type(tensor))
 
 
 def _line(message: Any) -> str:

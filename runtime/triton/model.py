@@ -78,11 +78,13 @@ class TritonPythonModel:
 
 def _check_tensors(config: Mapping[str, Any]) -> None:
     for kind, specs in (("input", serving.inputs()), ("output", serving.OUTPUTS)):
-        found, known = {tensor["name"] for tensor in config[kind]}, {spec.name for spec in specs}
+        found = {(tensor["name"], tensor["data_type"], *map(int, tensor["dims"])) for tensor in config[kind]}
+        known = {(spec.name, serving.config_type(spec), *spec.dims) for spec in specs}
         if found != known:
+            differing = sorted({name for name, *_ in found ^ known})
             raise BadRepository(
                 f"config.pbtxt: its {kind}s must be those of this version of TandemRT, differing in "
-                f"{', '.join(sorted(found ^ known))}; write the repository again with: tandemrt export triton"
+                f"{', '.join(differing)}; write the repository again with: tandemrt export triton"
             )
 
 

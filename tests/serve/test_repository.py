@@ -150,3 +150,15 @@ def test_a_model_that_cannot_be_opened_says_so_in_the_servers_log(bundle: Bundle
     server = TritonServer(tmp_path)
     with pytest.raises(RuntimeError, match=r"bundle\.json"):
         server.start()
+
+
+def test_a_repository_of_an_earlier_version_is_refused_by_the_input_that_differs(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    """A tensor of another type would lose what is sent in it."""
+    path = write_model(bundle, tmp_path, name="old") / "config.pbtxt"
+    text = path.read_text()
+    at = text.index("TYPE_INT64", text.index('"max_tokens"'))
+    path.write_text(text[:at] + "TYPE_INT32" + text[at + len("TYPE_INT64") :])
+    with pytest.raises(RuntimeError, match="differing in max_tokens; write the repository again"):
+        TritonServer(tmp_path).start()
