@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from tandemrt.engines.bundle import Bundle
@@ -104,12 +105,40 @@ def test_a_model_written_and_loaded_anew_takes_the_place_of_the_old_one(
     for window in (1, 2):
         write_model(Bundle.open(demo_bundle), repository, name="passing", window=window, **options)
         _control(server, "load")
-        assert eventually(lambda: _processes(server, "passing") == 2, within_s=20.0)  # the old ones are gone
+        assert eventually(lambda: len(_processes(server, "passing")) == 2, within_s=20.0)  # the old ones are gone
         assert passing.metrics()["tandemrt_kept_total"] == 0
         status, answer = passing.generate(text_input="Hello", max_tokens=8, ignore_eos=True, window=window)
         assert status == 200, answer
         assert eventually(lambda: passing.metrics()["tandemrt_kept_total"] == 8)
         assert passing.generate(text_input="Hello", window=window + 1)[0] == 400
+    _control(server, "unload")
+
+
+def test_a_model_reloaded_under_load_takes_its_old_processes_and_their_memory_with_it_every_time(
+    server: TritonServer,
+) -> None:
+    passing, enough = Client(server, "passing"), threading.Event()
+    _control(server, "load")
+
+    def ask() -> None:
+        while not enough.wait(0.02):
+            passing.stream(**endless(max_tokens=100))  # some while nothing is loaded
+
+    clients = [threading.Thread(target=ask) for _ in range(6)]
+    for client in clients:
+        client.start()
+    try:
+        for _ in range(3):
+            assert eventually(lambda: passing.metrics().get("tandemrt_requests_running", 0) > 0, within_s=60.0)
+            old = _processes(server, "passing")
+            _control(server, "unload")
+            _control(server, "load")
+            assert eventually(lambda old=old: not any(Path(f"/proc/{pid}").exists() for pid in old), within_s=60.0)
+            assert eventually(lambda: len(_processes(server, "passing")) == 2, within_s=60.0)
+    finally:
+        enough.set()
+    for client in clients:
+        client.join(timeout=60)
     _control(server, "unload")
 
 
@@ -142,11 +171,9 @@ def _idle(client: Client) -> bool:
 
 
 def _control(server: TritonServer, verb: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=120)
-    connection.request("POST", f"/v2/repository/models/passing/{verb}")
-    answer = connection.getresponse()
-    assert answer.status == 200, answer.read()
-    connection.close()
+    # Over gRPC: the server's HTTP thread that loads a model drops responses of its other connections (docs/serving.md).
+    with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as control:
+        (control.load_model if verb == "load" else control.unload_model)("passing")
 
 
 def _ready(server: TritonServer, model: str) -> bool:
@@ -157,13 +184,13 @@ def _ready(server: TritonServer, model: str) -> bool:
     return status == 200
 
 
-def _processes(server: TritonServer, model: str) -> int:
-    """How many processes publish metrics of ``model``."""
+def _processes(server: TritonServer, model: str) -> set[int]:
+    """The processes that publish metrics of ``model``."""
     connection = http.client.HTTPConnection("127.0.0.1", server.metrics, timeout=10)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
-    return len({match[1] for match in re.finditer(rf'model="{model}".*?process="(\d+)"', text)})
+    return {int(match[1]) for match in re.finditer(rf'model="{model}".*?process="(\d+)"', text)}
 
 
 def _until_closed(call: Callable[[], Any]) -> Any:
