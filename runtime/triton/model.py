@@ -78,10 +78,10 @@ class TritonPythonModel:
 
 def _check_tensors(config: Mapping[str, Any]) -> None:
     for kind, specs in (("input", serving.inputs()), ("output", serving.OUTPUTS)):
-        found = {(tensor["name"], tensor["data_type"], *map(int, tensor["dims"])) for tensor in config[kind]}
-        known = {(spec.name, serving.config_type(spec), *spec.dims) for spec in specs}
+        found = {(tensor["name"], tensor["data_type"], tuple(map(int, tensor["dims"]))) for tensor in config[kind]}
+        known = {(spec.name, serving.config_type(spec), spec.dims) for spec in specs}
         if found != known:
-            differing = sorted({name for name, *_ in found ^ known})
+            differing = sorted({name for name, _, _ in found ^ known})
             raise BadRepository(
                 f"config.pbtxt: its {kind}s must be those of this version of TandemRT, differing in "
                 f"{', '.join(differing)}; write the repository again with: tandemrt export triton"
