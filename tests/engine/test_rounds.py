@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
 from tandemrt.runtime.requests.penalties import Listed, Penalties
 from tandemrt.runtime.requests.request import Request
+from tests.waiting import PATIENCE_S, Clock, eventually
 
 
 @pytest.fixture
@@ -104,6 +104,36 @@ def test_the_metrics_add_up_to_what_the_requests_say(llm: LLM) -> None:
     assert metrics.accepted_per_step.sum == sum(metrics.accepted)
 
 
+def test_times_are_those_that_requests_waited(tiny_bundle: Path, clock: Clock) -> None:
+    """A clock that goes by one second per round. One request runs when four come: three at once, one in its place."""
+    clock.stopped = True
+    with LLM(tiny_bundle, threads=1, window=0, overlap=False) as llm:
+        score, inside, sent = llm._loop.tandem.score, threading.Event(), threading.Event()
+        ended = threading.Semaphore(0)
+
+        def one_second(batch: int, window: int) -> None:
+            inside.set()
+            sent.wait(PATIENCE_S)
+            score(batch, window)
+            clock.ahead += 1.0
+
+        def listen(item: StreamOutput) -> None:
+            if item.output is not None:
+                ended.release()
+
+        llm._loop.tandem.score = one_second  # type: ignore[method-assign]
+        llm.submit([65], endless(max_tokens=5), listen)
+        assert inside.wait(PATIENCE_S)
+        for _ in range(4):
+            llm.submit([65], endless(max_tokens=5), listen)
+        sent.set()
+        assert all(ended.acquire(timeout=PATIENCE_S) for _ in range(5))
+        metrics = llm.metrics
+    assert metrics.queue_seconds.sum == 0 + 3 * 1 + 6
+    assert metrics.time_to_first_token_seconds.sum == 1 + 3 * 2 + 7
+    assert (metrics.inter_token_seconds.sum, metrics.inter_token_seconds.count) == (20, 20)
+
+
 def test_metrics_tell_what_came_after_a_copy(llm: LLM) -> None:
     llm.generate("before", endless(max_tokens=10))
     copy = llm.metrics.copy()
@@ -145,7 +175,7 @@ def test_a_request_cancelled_in_prefill_ends_and_its_slot_is_used_again(tiny_bun
 
         request = llm.submit(prompt, endless(), listen)
         llm.cancel(request)
-        assert ended.wait(10)
+        assert ended.wait(PATIENCE_S)
         assert seen[-1].finish_reason == "cancelled"
         assert request.prefilled < len(prompt)
         assert len(llm.generate(["a", "b", "c", "d"], endless(max_tokens=3))) == 4
@@ -171,16 +201,36 @@ def test_a_request_cancelled_between_rounds_keeps_its_text_and_leaves_the_others
         requests = {}
         requests["victim"] = llm.submit("victim", endless(), lambda item: listen("victim", item))
         requests["other"] = llm.submit("neighbour", endless(max_tokens=60), lambda item: listen("other", item))
-        both.wait(20)
+        both.wait(PATIENCE_S)
         assert done["victim"].finish_reason == "cancelled"
         assert 10 <= len(done["victim"].token_ids) < 80
         assert done["other"].token_ids == expected
 
 
-def test_a_deadline_ends_a_request_with_the_text_so_far(llm: LLM) -> None:
-    output = llm.generate("too slow", endless(timeout_s=1e-6))
+def test_a_deadline_ends_a_request_with_the_text_so_far(llm: LLM, clock: Clock) -> None:
+    expected = llm.generate("too slow", endless()).token_ids
+    seen: list[StreamOutput] = []
+    ended = threading.Event()
+
+    def listen(item: StreamOutput) -> None:
+        seen.append(item)
+        if sum(len(each.token_ids) for each in seen) >= 5:
+            clock.ahead = 3601.0
+        if item.output is not None:
+            ended.set()
+
+    llm.submit("too slow", endless(timeout_s=3600), listen)
+    assert ended.wait(PATIENCE_S)
+    output = seen[-1].output
+    assert output is not None
     assert output.finish_reason == "timeout"
-    assert len(output.token_ids) < 80
+    assert 5 <= len(output.token_ids) < len(expected)
+    assert output.token_ids == expected[: len(output.token_ids)]
+
+
+def test_a_deadline_holds_in_the_queue(llm: LLM) -> None:
+    output = llm.generate("too slow", endless(timeout_s=1e-6))
+    assert (output.finish_reason, output.token_ids) == ("timeout", [])
 
 
 def test_a_full_queue_refuses_a_stream_and_makes_a_list_wait(tiny_bundle: Path) -> None:
@@ -188,17 +238,20 @@ def test_a_full_queue_refuses_a_stream_and_makes_a_list_wait(tiny_bundle: Path) 
         gate, listeners = threading.Event(), []
 
         def block(item: StreamOutput) -> None:
-            gate.wait(20)
+            gate.wait(PATIENCE_S)
             listeners.append(item)
 
+        async def stream() -> list[StreamOutput]:
+            return [item async for item in llm.stream("too many", endless(max_tokens=4))]
+
         llm.submit("holds the loop", endless(), block)
-        deadline = time.monotonic() + 20
-        while llm._loop.scheduler.waiting and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert eventually(lambda: llm.waiting == 0)
         for _ in range(llm.bundle.limits.batch):  # one for each slot that is free, and one that waits
             llm.submit("waits", endless(max_tokens=4), listeners.append)
         with pytest.raises(QueueFull, match="queue_limit: at most 1 requests may wait"):
             llm.submit("too many", endless(max_tokens=4), listeners.append)
+        with pytest.raises(QueueFull, match="queue_limit: at most 1 requests may wait"):
+            asyncio.run(stream())
         gate.set()
         assert len(llm.generate(["a", "b", "c", "d", "e", "f"], endless(max_tokens=4))) == 6
 
@@ -301,10 +354,7 @@ def test_leaving_a_stream_cancels_its_request(llm: LLM) -> None:
         await stream.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(leave())
-    deadline = time.monotonic() + 10
-    while "cancelled" not in llm.metrics.finished and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert llm.metrics.finished == {"cancelled": 1}
+    assert eventually(lambda: llm.metrics.finished == {"cancelled": 1})
 
 
 def test_requests_come_from_many_threads_at_once(llm: LLM) -> None:
@@ -338,7 +388,7 @@ def test_a_listener_that_raises_harms_no_neighbour(llm: LLM, caplog: pytest.LogC
     llm.submit("left", endless(max_tokens=30), listen)
     llm.submit("broken", endless(), broken)
     llm.submit("right", endless(max_tokens=30), listen)
-    assert all(both.acquire(timeout=20) for _ in range(2))
+    assert all(both.acquire(timeout=PATIENCE_S) for _ in range(2))
     assert sorted(item.output.token_ids for item in neighbours if item.output) == sorted(o.token_ids for o in expected)
     assert "the listener of a request failed" in caplog.text
     assert llm.generate("later", endless(max_tokens=2)).finish_reason == "length"
@@ -360,7 +410,7 @@ def test_a_listener_that_raises_while_an_engine_fails_leaves_the_loop_alive(
     with monkeypatch.context() as patched:
         patched.setattr(llm._loop.tandem, "score", fail)
         llm.submit("broken", endless(), broken)
-        assert ended.wait(10)
+        assert ended.wait(PATIENCE_S)
     assert "no memory" in caplog.text
     assert llm.generate("later", endless(max_tokens=2)).finish_reason == "length"
 
@@ -375,7 +425,7 @@ def test_the_books_are_in_order_when_a_listener_hears_of_the_end(llm: LLM) -> No
             done.set()
 
     llm.submit("one", endless(max_tokens=7), listen)
-    assert done.wait(10)
+    assert done.wait(PATIENCE_S)
     assert seen == [({"length": 1}, 7, 0)]
 
 
@@ -388,14 +438,14 @@ def test_a_listener_runs_outside_of_the_queues_lock(llm: LLM) -> None:
         if item.output is not None:
             other = threading.Thread(target=lambda: llm.submit("other", endless(max_tokens=2), lambda _: None))
             other.start()
-            other.join(5)
+            other.join(PATIENCE_S)
             done.append("blocked" if other.is_alive() else item.output.finish_reason)
             over.set()
 
     for _ in range(4):
         llm.submit("occupies a slot", endless(), lambda _: None)
     llm.submit("waits in the queue", endless(timeout_s=1e-6), listen)
-    assert over.wait(20)
+    assert over.wait(PATIENCE_S)
     assert done == ["timeout"]
 
 
@@ -407,7 +457,7 @@ def test_whoever_closes_waits_for_the_first_request_as_well(tiny_bundle: Path, m
         submit(request, block=block)
         closer = threading.Thread(target=llm.close)
         closer.start()
-        closer.join(10)
+        closer.join(PATIENCE_S)
         finished.append(request.finished)
 
     monkeypatch.setattr(llm._loop.scheduler, "submit", close_behind)
@@ -421,7 +471,7 @@ def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, mo
     def hold(batch: int, window: int) -> None:
         rounds.append(batch)
         if len(rounds) > 2:
-            closed.wait(10)
+            closed.wait(PATIENCE_S)
         score(batch, window)
 
     monkeypatch.setattr(llm._loop.tandem, "score", hold)
@@ -431,10 +481,7 @@ def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, mo
     events.close()
     closed.set()
     assert first.token_ids
-    deadline = time.monotonic() + 10
-    while not llm.metrics.finished and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert llm.metrics.finished == {"cancelled": 1}
+    assert eventually(lambda: llm.metrics.finished == {"cancelled": 1})
 
 
 def test_a_draft_may_have_another_dtype_than_its_target(tmp_path: Path) -> None:
@@ -455,12 +502,36 @@ def test_a_draft_may_have_another_dtype_than_its_target(tmp_path: Path) -> None:
 
 
 def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> None:
+    """The engine stands still from the first token on until the runtime takes no more requests."""
     llm = LLM(tiny_bundle, threads=1)
+    score, began, closed = llm._loop.tandem.score, threading.Event(), threading.Event()
     items: list[StreamOutput] = []
+
+    def hold(batch: int, window: int) -> None:
+        if items and not closed.is_set():
+            began.set()
+            closed.wait(PATIENCE_S)
+        score(batch, window)
+
+    def refuses() -> bool:
+        try:
+            llm.submit("late", endless(), lambda _: None)
+        except InternalError:
+            return True
+        return False
+
+    llm._loop.tandem.score = hold  # type: ignore[method-assign]
     llm.submit("going on", endless(), items.append)
+    assert began.wait(PATIENCE_S)
+    closer = threading.Thread(target=llm.close)
+    closer.start()
+    assert eventually(refuses)
+    closed.set()
+    closer.join(PATIENCE_S)
     llm.close()
-    llm.close()
-    assert items[-1].finish_reason in ("cancelled", "length")
+    assert items[-1].finish_reason == "cancelled"
+    assert items[-1].output is not None
+    assert 1 <= len(items[-1].output.token_ids) < 40
     with pytest.raises(InternalError, match="closed"):
         llm.generate("too late", endless())
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def visit_all(llm: LLM, wave: list[Visit]) -> list[RequestOutput]:
         if item.output is not None:
             ended.release()
         elif wave[i].leave_after is not None and sum(len(x.token_ids) for x in heard[i]) >= wave[i].leave_after:
-            sent.wait(10)
+            sent.wait(PATIENCE_S)
             llm.cancel(requests[i])
 
     for i, visit in enumerate(wave):
@@ -106,7 +107,7 @@ def visit_all(llm: LLM, wave: list[Visit]) -> list[RequestOutput]:
         if visit.leave_after == 0:
             llm.cancel(requests[i])
     sent.set()
-    assert all(ended.acquire(timeout=30) for _ in wave)
+    assert all(ended.acquire(timeout=PATIENCE_S) for _ in wave)
     outputs = []
     for items in heard:
         output = items[-1].output

@@ -14,6 +14,7 @@ from tandemrt.export.build import build
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.round.graphs import Graphs
 from tests.gpu.rounds import EVEN, MIXED, drive, first_difference, paged, tiny, told
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -158,7 +159,7 @@ def test_requests_come_go_and_are_cancelled_under_graphs(bundle: Path) -> None:
             outputs = llm.generate([f"a {i}", f"b {i}"], SamplingParams(seed=1, max_tokens=5 + i, ignore_eos=True))
             llm.cancel(request)
             assert [len(output.token_ids) for output in outputs] == [5 + i] * 2
-        assert all(cancelled.acquire(timeout=20) for _ in range(8))
+        assert all(cancelled.acquire(timeout=PATIENCE_S) for _ in range(8))
         assert llm.metrics.eager_runs == {}
         assert llm._loop.room.allocator.available == llm._loop.room.allocator.blocks - 1  # type: ignore[attr-defined]
 
