@@ -1,99 +1,84 @@
 """What the host does with a round that came back: its tokens become text, requests end, and all of it is counted."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tandemrt.engines.errors import InternalError
-from tandemrt.runtime.caches.kv_cache import Room
 from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.scheduler import Scheduler
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.requests.waiting import Dropped
 from tandemrt.runtime.round.buffers import RoundBuffers
-from tandemrt.runtime.round.slots import SlotState
+from tandemrt.runtime.round.round import Verified
 
 
-@dataclass(frozen=True)
-class Round:
-    """A round on the device: which request each live slot served, and the shape of its calls."""
+class Committer:
+    """Takes requests forward and out of their slots. Slots and counts are in order whenever a request is told."""
 
-    rows: Mapping[int, Request]
-    batch: int
-    window: int
-    usable: Mapping[int, int]  # drafted tokens that were verified, per slot
-
-
-class Books:
-    """Takes requests forward and out of their slots. They are in order whenever a request is told of something."""
-
-    def __init__(
-        self, buffers: RoundBuffers, state: SlotState, scheduler: Scheduler, room: Room, metrics: Metrics
-    ) -> None:
+    def __init__(self, buffers: RoundBuffers, slots: Slots, metrics: Metrics) -> None:
         self._buffers = buffers
-        self._state = state
-        self._scheduler = scheduler
-        self._room = room
+        self._slots = slots
         self._metrics = metrics
 
-    def commit(self, last: Round) -> None:
-        """What ``last`` emitted becomes text. Its tokens must have reached the host."""
-        tokens = self._buffers.tokens.host_view(last.batch, last.window + 1).tolist()
-        counts = self._buffers.count.host_view(last.batch).tolist()
-        for slot, request in last.rows.items():
-            if request.finished:  # cancelled since
+    def commit(self, verified: Verified) -> None:
+        """What the round emitted becomes text. Its tokens must have reached the host."""
+        batch, window = verified.round.batch, verified.round.window
+        tokens = self._buffers.tokens.host_view(batch, window + 1).tolist()
+        counts = self._buffers.count.host_view(batch).tolist()
+        for slot, running in verified.round.rows.items():
+            if running.finished:  # cancelled since
                 continue
             emitted = tokens[slot][: counts[slot]]
-            before = len(request.tokens)
+            before = len(running.tokens)
             try:
-                accepted = request.commit(emitted, last.usable[slot])
-                if not emitted and not request.finished:
+                accepted = running.commit(emitted, verified.usable[slot])
+                if not emitted and not running.finished:
                     raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
             except Exception as error:
-                self.end(slot, request, "error", failure=error)
+                self.end(running, "error", failure=error)
                 continue
             if accepted is not None:
                 self._metrics.accept(accepted)
             self._metrics.emitted += len(emitted)
-            self._keep(request, len(request.tokens) - before)
-            if request.output is not None:
-                self._vacate(slot)
-                self._count(request)
-            request.tell()
+            self._keep(running, len(running.tokens) - before)
+            if running.request.output is not None:
+                self._leave(running)
+            else:
+                running.tell()
 
-    def end(self, slot: int, request: Request, reason: str, failure: Exception | None = None) -> None:
+    def end(self, running: Running, reason: str, failure: Exception | None = None) -> None:
         """End a request from outside of its text and free its slot."""
-        request.finish(reason, failure)
+        running.finish(reason, failure)
+        self._leave(running)
+
+    def drop(self, dropped: Dropped) -> None:
+        """End a request that has left the queue and has no slot."""
+        dropped.waiting.finish(dropped.reason, dropped.failure)
+        self._count(dropped.waiting.request.finish_reason)
+        dropped.waiting.tell()
+
+    def _leave(self, running: Running) -> None:
+        """The way out of a slot for everybody who has finished: whatever raises, it is counted and told."""
         try:
-            self._vacate(slot)
+            self._slots.leave(running.slot)
         finally:
-            self.close(request)
+            self._count(running.request.finish_reason)
+            self._metrics.forced_ends += running.forced_ends
+            self._metrics.boundaries_inside += running.boundaries_inside
+            running.tell()
 
-    def close(self, request: Request) -> None:
-        """Count a request that has finished and has no slot, and let its listener know."""
-        self._count(request)
-        request.tell()
-
-    def _vacate(self, slot: int) -> None:
-        self._scheduler.free(slot)
-        self._room.release(slot)
-        self._state.vacate(slot)
-
-    def _keep(self, request: Request, count: int) -> None:
+    def _keep(self, running: Running, count: int) -> None:
         """Count tokens that became text, and how long they took."""
         self._metrics.kept += count
         if count <= 0:
             return
         now = time.monotonic()
-        if request.newest is None:
-            self._metrics.time_to_first_token_seconds.observe(now - request.submitted)
+        if running.newest is None:
+            self._metrics.time_to_first_token_seconds.observe(now - running.request.submitted)
             count -= 1  # the others of a first window come with it, at no time of their own
-        since = request.newest if request.newest is not None else now
+        since = running.newest if running.newest is not None else now
         for _ in range(count):
             self._metrics.inter_token_seconds.observe((now - since) / count)
-        request.newest = now
+        running.newest = now
 
-    def _count(self, request: Request) -> None:
-        reason = request.finish_reason or ""
-        self._metrics.finished[reason] = self._metrics.finished.get(reason, 0) + 1
-        self._metrics.forced_ends += request.forced_ends
-        self._metrics.boundaries_inside += request.boundaries_inside
+    def _count(self, reason: str | None) -> None:
+        self._metrics.finished[reason or ""] = self._metrics.finished.get(reason or "", 0) + 1

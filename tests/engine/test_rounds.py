@@ -15,7 +15,8 @@ import torch
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
 from tandemrt.runtime.requests.penalties import Listed, Penalties
-from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.waiting import Waiting
+from tandemrt.runtime.round.round import Round
 
 
 @pytest.fixture
@@ -39,14 +40,13 @@ def test_the_host_waits_for_the_device_once_per_round(tiny_bundle: Path, window:
 
 
 def test_rounds_allocate_no_buffers(llm: LLM) -> None:
-    tandem, drafter = llm._loop.tandem, llm._loop.drafter
+    tandem, drafter = llm.loop.tandem, llm.loop.drafter
 
     def addresses() -> dict[str, int]:
         owners = [tandem.buffers, tandem.state, drafter]
         buffers = {f"{type(o).__name__}.{name}": value for o in owners for name, value in vars(o).items()}
-        for owner in (tandem, drafter):
-            cache = owner.cache.tensors  # type: ignore[attr-defined]
-            buffers |= {f"{type(owner).__name__}.{name}": tensor for name, tensor in cache.items()}
+        for i, cache in enumerate((tandem.cache, *drafter.caches)):
+            buffers |= {f"cache {i}.{name}": tensor for name, tensor in cache.tensors.items()}
         found = {name: getattr(value, "device", value) for name, value in buffers.items()}
         return {name: tensor.data_ptr() for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
@@ -119,7 +119,7 @@ def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_t
     with LLM(tiny_bundle, threads=1) as llm:
         chunked = llm.generate(prompt, endless(max_tokens=15))
         assert len(chunked.prompt_token_ids) > 2 * llm.bundle.limits.prefill_chunk
-        llm._loop._chunk = 1000
+        llm.loop.prompts.chunk = 1000
         assert llm.generate(prompt, endless(max_tokens=15)).token_ids == chunked.token_ids
 
 
@@ -147,7 +147,7 @@ def test_a_request_cancelled_in_prefill_ends_and_its_slot_is_used_again(tiny_bun
         llm.cancel(request)
         assert ended.wait(10)
         assert seen[-1].finish_reason == "cancelled"
-        assert request.prefilled < len(prompt)
+        assert llm.metrics.prefilled < len(prompt)
         assert len(llm.generate(["a", "b", "c", "d"], endless(max_tokens=3))) == 4
 
 
@@ -193,7 +193,7 @@ def test_a_full_queue_refuses_a_stream_and_makes_a_list_wait(tiny_bundle: Path) 
 
         llm.submit("holds the loop", endless(), block)
         deadline = time.monotonic() + 20
-        while llm._loop.scheduler.waiting and time.monotonic() < deadline:
+        while llm.loop.scheduler.waiting and time.monotonic() < deadline:
             time.sleep(0.01)
         for _ in range(llm.bundle.limits.batch):  # one for each slot that is free, and one that waits
             llm.submit("waits", endless(max_tokens=4), listeners.append)
@@ -249,14 +249,14 @@ def test_a_request_whose_penalties_break_fails_alone(
 def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tandem = llm._loop.tandem
+    tandem = llm.loop.tandem
     score, calls = tandem.score, []
 
-    def fail_once(batch: int, window: int) -> None:
-        calls.append(batch)
+    def fail_once(this: Round) -> None:
+        calls.append(this)
         if len(calls) == 2:
             raise RuntimeError("out of memory")
-        score(batch, window)
+        score(this)
 
     monkeypatch.setattr(tandem, "score", fail_once)
     outputs = llm.generate(["a", "b"], endless(max_tokens=20))
@@ -267,11 +267,11 @@ def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run
 
 
 def test_logits_that_are_not_numbers_end_the_request_with_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    tandem = llm._loop.tandem
+    tandem = llm.loop.tandem
     score = tandem.score
 
-    def poisoned(batch: int, window: int) -> None:
-        score(batch, window)
+    def poisoned(this: Round) -> None:
+        score(this)
         tandem.buffers.logits.device.fill_(float("nan"))
 
     monkeypatch.setattr(tandem, "score", poisoned)
@@ -348,8 +348,8 @@ def test_a_listener_that_raises_harms_no_neighbour(llm: LLM, caplog: pytest.LogC
 def test_a_listener_that_raises_while_an_engine_fails_leaves_the_loop_alive(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(batch: int, window: int) -> None:
-        raise RuntimeError(f"no memory for {batch} rows of {window}")
+    def fail(this: Round) -> None:
+        raise RuntimeError(f"no memory for {this.batch} rows of {this.window}")
 
     ended = threading.Event()
 
@@ -358,7 +358,7 @@ def test_a_listener_that_raises_while_an_engine_fails_leaves_the_loop_alive(
         raise RuntimeError("nobody listens")
 
     with monkeypatch.context() as patched:
-        patched.setattr(llm._loop.tandem, "score", fail)
+        patched.setattr(llm.loop.tandem, "score", fail)
         llm.submit("broken", endless(), broken)
         assert ended.wait(10)
     assert "no memory" in caplog.text
@@ -371,7 +371,7 @@ def test_the_books_are_in_order_when_a_listener_hears_of_the_end(llm: LLM) -> No
 
     def listen(item: StreamOutput) -> None:
         if item.output is not None:
-            seen.append((dict(llm.metrics.finished), llm.metrics.kept, len(llm._loop.scheduler.slots())))
+            seen.append((dict(llm.metrics.finished), llm.metrics.kept, len(llm.loop.slots)))
             done.set()
 
     llm.submit("one", endless(max_tokens=7), listen)
@@ -401,30 +401,30 @@ def test_a_listener_runs_outside_of_the_queues_lock(llm: LLM) -> None:
 
 def test_whoever_closes_waits_for_the_first_request_as_well(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(tiny_bundle, threads=1)
-    submit, finished = llm._loop.scheduler.submit, []
+    submit, finished = llm.loop.scheduler.submit, []
 
-    def close_behind(request: Request, *, block: bool) -> None:
-        submit(request, block=block)
+    def close_behind(waiting: Waiting, *, block: bool) -> None:
+        submit(waiting, block=block)
         closer = threading.Thread(target=llm.close)
         closer.start()
         closer.join(10)
-        finished.append(request.finished)
+        finished.append(waiting.request.finished)
 
-    monkeypatch.setattr(llm._loop.scheduler, "submit", close_behind)
+    monkeypatch.setattr(llm.loop.scheduler, "submit", close_behind)
     llm.submit("first", endless(), lambda _: None)
     assert finished == [True]
 
 
 def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    score, closed, rounds = llm._loop.tandem.score, threading.Event(), []
+    score, closed, rounds = llm.loop.tandem.score, threading.Event(), []
 
-    def hold(batch: int, window: int) -> None:
-        rounds.append(batch)
+    def hold(this: Round) -> None:
+        rounds.append(this)
         if len(rounds) > 2:
             closed.wait(10)
-        score(batch, window)
+        score(this)
 
-    monkeypatch.setattr(llm._loop.tandem, "score", hold)
+    monkeypatch.setattr(llm.loop.tandem, "score", hold)
     events = asyncio.new_event_loop()
     stream = llm.stream("abandoned", endless())
     first = events.run_until_complete(anext(stream))
