@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tandemrt.engines.params import SamplingParams
 from tandemrt.plugins.operators import Rule
-from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
+from tandemrt.runtime.requests.outputs import RequestOutput, Speculation, StreamOutput
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,38 @@ class Request:
             return "cancelled"
         return "timeout" if self.deadline is not None and now >= self.deadline else None
 
-    def end(self, output: RequestOutput, failure: Exception | None = None) -> None:
-        """The request has finished. The first end is the one that counts."""
-        if self.output is None:
-            self.failure, self.output = failure, output
+    def end(
+        self,
+        reason: str,
+        *,
+        text: str = "",
+        reasoning: str = "",
+        token_ids: Sequence[int] = (),
+        stop_reason: str | int | None = None,
+        speculation: Speculation | None = None,
+        forced_ends: int = 0,
+        error: str | None = None,
+        failure: Exception | None = None,
+    ) -> None:
+        """The request has finished, as RequestOutput says; without a text if it never had a slot.
+
+        ``failure`` is what ``error`` says, unless that is given. The first end is the one that counts.
+        """
+        if self.finished:
+            return
+        self.failure = failure
+        self.output = RequestOutput(
+            text=text,
+            reasoning=reasoning,
+            token_ids=list(token_ids),
+            prompt_token_ids=self.prompt,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            seed=self.seed,
+            speculation=Speculation(self.window) if speculation is None else speculation,
+            forced_ends=forced_ends,
+            error=str(failure) if error is None and failure is not None else error,
+        )
 
     def tell(self, item: StreamOutput) -> None:
         """Hand ``item`` to the listener. One that raises harms nobody else: its request is cancelled."""

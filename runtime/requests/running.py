@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tandemrt.runtime.constraints.phases import Phase
-from tandemrt.runtime.requests.outputs import RequestOutput, Speculation, StreamOutput
+from tandemrt.runtime.requests.outputs import Speculation, StreamOutput
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.waiting import Waiting
 
@@ -94,7 +94,7 @@ class Running:
             self._transcript.finish()
         except Exception as error:
             reason, failure = "error", failure or error
-        self._end(reason, error=str(failure) if failure is not None else None, failure=failure)
+        self._end(reason, failure=failure)
 
     def tell(self) -> None:
         """Tell the listener what is new: tokens and text that are certain, and the output of a finished request."""
@@ -121,16 +121,14 @@ class Running:
         error: str | None = None,
         failure: Exception | None = None,
     ) -> None:
-        output = RequestOutput(
+        self.request.end(
+            reason,
             text=self._transcript.text,
             reasoning=self._transcript.reasoning,
             token_ids=self.output_ids,
-            prompt_token_ids=self.request.prompt,
-            finish_reason=reason,
             stop_reason=stop_reason,
-            seed=self.request.seed,
             speculation=self.speculation,
             forced_ends=self.forced_ends,
             error=error,
+            failure=failure,
         )
-        self.request.end(output, failure)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import deque
 from typing import NamedTuple
 
 from tandemrt.engines.errors import InternalError, QueueFull
@@ -13,10 +12,10 @@ from tandemrt.runtime.requests.waiting import Dropped, Waiting
 
 
 class Admitted(NamedTuple):
-    """Requests that joined a slot, and the one behind them that could not, with the reason, if there is one."""
+    """Requests that joined a slot, and the one behind them that could not, if there is one."""
 
     joined: list[Running]
-    failed: tuple[Waiting, Exception] | None
+    failed: tuple[Request, Exception] | None
 
 
 class Scheduler:
@@ -29,7 +28,7 @@ class Scheduler:
         self.queue_limit = queue_limit
         self._slots = slots
         self._taken: dict[int, Request] = {}  # the requests in slots
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: list[Waiting] = []
         self._changed = threading.Condition()
         self._closed = False
         self._no_room = False  # the last time that requests were to join, one of them found no room
@@ -75,7 +74,7 @@ class Scheduler:
                     running = slots.join(waiting)
                 except Exception as error:
                     self._waiting.remove(waiting)
-                    return Admitted(joined, (waiting, error))
+                    return Admitted(joined, (waiting.request, error))
                 if running is None:
                     self._no_room = True
                     break
@@ -86,11 +85,10 @@ class Scheduler:
     def drop_waiting(self, now: float) -> list[Dropped]:
         """Take those out of the queue that were cancelled, are overdue, or whose constraint could not be made."""
         with self._changed:
-            dropped = [gone for waiting in self._waiting if (gone := waiting.dropped(now)) is not None]
-            for gone in dropped:
-                self._waiting.remove(gone.waiting)
+            found = [(waiting, waiting.dropped(now)) for waiting in self._waiting]
+            self._waiting = [waiting for waiting, dropped in found if dropped is None]
             self._changed.notify_all()
-        return dropped
+        return [dropped for _, dropped in found if dropped is not None]
 
     def close(self) -> None:
         """Take no more requests and cancel those in slots and in the queue."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.requests.outputs import RequestOutput, Speculation, StreamOutput
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.text import Transcript
@@ -17,14 +16,6 @@ class Enforcement(NamedTuple):
 
     constraint: Constraint
     check: Callable[[str], str | None] | None = None
-
-
-class Dropped(NamedTuple):
-    """A request that leaves the queue and gets no slot, and why."""
-
-    waiting: "Waiting"
-    reason: str
-    failure: Exception | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,29 +35,18 @@ class Waiting:
         """Whether nothing but a slot is missing."""
         return self.enforcement.done() and self.enforcement.exception() is None
 
-    def dropped(self, now: float) -> Dropped | None:
+    def dropped(self, now: float) -> "Dropped | None":
         """Why the request must leave the queue at ``now``, None if it may stay."""
         reason = self.request.interrupted(now)
         failure = self.enforcement.exception() if self.enforcement.done() else None
         if reason is None and failure is None:
             return None
-        return Dropped(self, reason or "error", failure if isinstance(failure, Exception) else None)
+        return Dropped(self.request, reason or "error", failure if isinstance(failure, Exception) else None)
 
-    def finish(self, reason: str, failure: Exception | None = None) -> None:
-        """End the request without a text."""
-        output = RequestOutput(
-            text="",
-            reasoning="",
-            token_ids=[],
-            prompt_token_ids=self.request.prompt,
-            finish_reason=reason,
-            stop_reason=None,
-            seed=self.request.seed,
-            speculation=Speculation(self.request.window),
-            error=str(failure) if failure is not None else None,
-        )
-        self.request.end(output, failure)
 
-    def tell(self) -> None:
-        """Tell the listener of the end."""
-        self.request.tell(StreamOutput(self.transcript.take(), [], self.request.output))
+class Dropped(NamedTuple):
+    """A request that leaves the queue and gets no slot, and why."""
+
+    request: Request
+    reason: str
+    failure: Exception | None

@@ -4,8 +4,11 @@ import time
 
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.requests.outputs import StreamOutput
+from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.requests.text import Delta
 from tandemrt.runtime.requests.waiting import Dropped
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.round import Verified
@@ -52,16 +55,17 @@ class Committer:
 
     def drop(self, dropped: Dropped) -> None:
         """End a request that has left the queue and has no slot."""
-        dropped.waiting.finish(dropped.reason, dropped.failure)
-        self._count(dropped.waiting.request.finish_reason)
-        dropped.waiting.tell()
+        request = dropped.request
+        request.end(dropped.reason, failure=dropped.failure)
+        self._count(request)
+        request.tell(StreamOutput(Delta(), [], request.output))
 
     def _leave(self, running: Running) -> None:
         """The way out of a slot for everybody who has finished: whatever raises, it is counted and told."""
         try:
             self._slots.leave(running.slot)
         finally:
-            self._count(running.request.finish_reason)
+            self._count(running.request)
             self._metrics.forced_ends += running.forced_ends
             self._metrics.boundaries_inside += running.boundaries_inside
             running.tell()
@@ -80,5 +84,6 @@ class Committer:
             self._metrics.inter_token_seconds.observe((now - since) / count)
         running.newest = now
 
-    def _count(self, reason: str | None) -> None:
-        self._metrics.finished[reason or ""] = self._metrics.finished.get(reason or "", 0) + 1
+    def _count(self, request: Request) -> None:
+        reason = request.finish_reason or ""
+        self._metrics.finished[reason] = self._metrics.finished.get(reason, 0) + 1

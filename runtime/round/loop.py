@@ -144,7 +144,7 @@ class Loop:
             for running in joined:
                 self.metrics.queue_seconds.observe(time.monotonic() - running.request.submitted)
             if failed is not None:
-                waiting, error = failed
-                self._committer.drop(Dropped(waiting, "error", error))
+                request, error = failed
+                self._committer.drop(Dropped(request, "error", error))
                 raise error  # what cannot take a request in may be a device that is gone
             self.prompts.prefill(self.slots)
