@@ -66,21 +66,25 @@ class Scheduler:
         who need little. One that cannot join at all leaves the queue, so that it is not tried for ever.
         """
         joined: list[Running] = []
+        failed, no_room = None, False
         with self._changed:
-            self._no_room = False
+            ready = [waiting for waiting in self._waiting if waiting.ready][: slots.free]
+        for waiting in ready:
+            try:
+                running = slots.join(waiting)  # takes it out of the queue, see join
+            except Exception as error:
+                failed = waiting.request, error
+                break
+            if running is None:
+                no_room = True
+                break
+            joined.append(running)
+        with self._changed:
+            self._no_room = no_room
+            if failed is not None:
+                self._remove(failed[0])
             self._changed.notify_all()
-            for waiting in [each for each in self._waiting if each.ready][: slots.free]:
-                try:
-                    running = slots.join(waiting)
-                except Exception as error:
-                    self._waiting.remove(waiting)
-                    return Admitted(joined, (waiting.request, error))
-                if running is None:
-                    self._no_room = True
-                    break
-                self._waiting.remove(waiting)
-                joined.append(running)
-        return Admitted(joined, None)
+        return Admitted(joined, failed)
 
     def drop_waiting(self, now: float) -> list[Dropped]:
         """Take those out of the queue that were cancelled, are overdue, or whose constraint could not be made."""
@@ -102,6 +106,7 @@ class Scheduler:
         """See SlotListener.join."""
         with self._changed:
             self._taken[running.slot] = running.request
+            self._remove(running.request)
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
@@ -136,3 +141,6 @@ class Scheduler:
 
     def _joining(self) -> int:
         return 0 if self._no_room else self._slots - len(self._taken)
+
+    def _remove(self, request: Request) -> None:
+        self._waiting = [waiting for waiting in self._waiting if waiting.request is not request]

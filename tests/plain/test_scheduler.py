@@ -8,10 +8,11 @@ from concurrent.futures import Future
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.requests.waiting import Enforcement, Waiting
@@ -55,6 +56,11 @@ class SchedulerModel(RuleBasedStateMachine):
         self.short = False  # of room: the last time that anybody was to join, somebody found none
         self.sent = 0
 
+    @initialize(compiling=st.lists(st.booleans(), min_size=3, max_size=SLOTS + LIMIT))
+    def begin(self, compiling: list[bool]) -> None:
+        for each in compiling:
+            self.submit(each)
+
     @rule(compiling=st.booleans())
     def submit(self, compiling: bool) -> None:
         enforcement: Future[Enforcement] = Future()
@@ -87,6 +93,7 @@ class SchedulerModel(RuleBasedStateMachine):
         request.request.cancel()
         self.cancelled.add(request)
 
+    @precondition(lambda self: self.queue)
     @rule()
     def drop(self) -> None:
         gone = [r for r in self.queue if r in self.cancelled or self.failed(r)]
@@ -95,6 +102,7 @@ class SchedulerModel(RuleBasedStateMachine):
         assert [each.request for each in dropped] == [waiting.request for waiting in gone]
         assert [each.reason for each in dropped] == ["cancelled" if r in self.cancelled else "error" for r in gone]
 
+    @precondition(lambda self: self.queue or self.short)
     @rule(room=st.integers(0, SLOTS))
     def admit(self, room: int) -> None:
         can_run = [r for r in self.queue if r.enforcement.done() and not self.failed(r)]
@@ -117,8 +125,11 @@ class SchedulerModel(RuleBasedStateMachine):
         self.running.remove(request)
         self.slots.leave(next(running.slot for running in self.slots if running.request is request.request))
 
-    @rule()
-    def close(self) -> None:
+    @precondition(lambda self: self.sent > 5)  # late, and not always: a closed scheduler has little to show
+    @rule(really=st.sampled_from([False, False, False, True]))
+    def close(self, really: bool) -> None:
+        if not really:
+            return
         self.scheduler.close()
         self.closed = True
         self.cancelled.update(self.queue, self.running)
@@ -146,7 +157,7 @@ class SchedulerModel(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerModel.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 
 def in_thread(work: Callable[[], object]) -> "Future[object]":
@@ -181,6 +192,27 @@ def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> N
     scheduler.close()
     with pytest.raises(InternalError, match="closed"):
         second.result(5)
+
+
+def test_one_that_cannot_join_leaves_the_queue_and_those_behind_it_are_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, slots = opened(3, 3, Turnstile())
+    sent = [make_waiting(prompt=[0] * length) for length in (1, 2, 3)]
+    for waiting in sent:
+        scheduler.submit(waiting, block=False)
+
+    def refuse_the_second(running: Running) -> None:
+        if running.request is sent[1].request:
+            raise RuntimeError("no such slot")
+        joined(running)
+
+    joined = scheduler.join
+    monkeypatch.setattr(scheduler, "join", refuse_the_second)
+    first, failed = scheduler.admit(slots)
+    assert [running.request for running in first] == [sent[0].request]
+    assert failed is not None
+    assert (failed[0], str(failed[1])) == (sent[1].request, "no such slot")
+    assert (scheduler.waiting, scheduler.running, len(slots)) == (1, 1, 1)
+    assert [running.request for running in scheduler.admit(slots).joined] == [sent[2].request]
 
 
 def test_slots_that_nobody_fits_into_make_no_room_in_the_queue() -> None:
