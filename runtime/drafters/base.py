@@ -21,7 +21,7 @@ class Drafter(SlotListener, Protocol):
 
     @property
     def caches(self) -> Sequence[Cache]:
-        """Those that it keeps for a model of its own."""
+        """The key/value caches of its own models, none without one."""
 
     def prefill(self, slot: int, start: int, count: int) -> None:
         """Take in prompt tokens [start, start + count) of ``slot``, whose ``length`` is ``start``."""

@@ -65,16 +65,16 @@ class SchedulerModel(RuleBasedStateMachine):
     def submit(self, compiling: bool) -> None:
         enforcement: Future[Enforcement] = Future()
         self.sent += 1  # each is longer than the one before it, so that its length tells who asks for room
-        request = make_waiting(prompt=[0] * self.sent, enforcement=enforcement if compiling else None)
+        waiting = make_waiting(prompt=[0] * self.sent, enforcement=enforcement if compiling else None)
         if self.closed:
             with pytest.raises(InternalError, match="closed"):
-                self.scheduler.submit(request, block=True)
+                self.scheduler.submit(waiting, block=True)
         elif len(self.queue) - (0 if self.short else SLOTS - len(self.running)) >= LIMIT:  # free slots make room
             with pytest.raises(QueueFull):
-                self.scheduler.submit(request, block=False)
+                self.scheduler.submit(waiting, block=False)
         else:
-            self.scheduler.submit(request, block=True)
-            self.queue.append(request)
+            self.scheduler.submit(waiting, block=True)
+            self.queue.append(waiting)
             self.compiling += [enforcement] if compiling else []
 
     @precondition(lambda self: self.compiling)
@@ -89,9 +89,9 @@ class SchedulerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.queue or self.running)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.queue + self.running))
-        request.request.cancel()
-        self.cancelled.add(request)
+        waiting = data.draw(st.sampled_from(self.queue + self.running))
+        waiting.request.cancel()
+        self.cancelled.add(waiting)
 
     @precondition(lambda self: self.queue)
     @rule()
@@ -121,9 +121,9 @@ class SchedulerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.running))
-        self.running.remove(request)
-        self.slots.leave(next(running.slot for running in self.slots if running.request is request.request))
+        waiting = data.draw(st.sampled_from(self.running))
+        self.running.remove(waiting)
+        self.slots.leave(next(running.slot for running in self.slots if running.request is waiting.request))
 
     @precondition(lambda self: self.sent > 5)  # late, and not always: a closed scheduler has little to show
     @rule(really=st.sampled_from([False, False, False, True]))
@@ -148,12 +148,12 @@ class SchedulerModel(RuleBasedStateMachine):
             (r.request.interrupted(0.0) == "cancelled") == (r in self.cancelled) for r in self.queue + self.running
         )
 
-    def moves(self, request: Waiting) -> bool:
-        return request.enforcement.done() or request in self.cancelled
+    def moves(self, waiting: Waiting) -> bool:
+        return waiting.enforcement.done() or waiting in self.cancelled
 
     @staticmethod
-    def failed(request: Waiting) -> bool:
-        return request.enforcement.done() and request.enforcement.exception() is not None
+    def failed(waiting: Waiting) -> bool:
+        return waiting.enforcement.done() and waiting.enforcement.exception() is not None
 
 
 TestScheduler = SchedulerModel.TestCase
