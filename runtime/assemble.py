@@ -19,7 +19,7 @@ from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
 from tandemrt.runtime.round.loop import Loop
-from tandemrt.runtime.round.slots import SlotState
+from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import Tandem
 from tandemrt.runtime.round.timeline import Timeline
 from tandemrt.runtime.round.windows import Windows

@@ -60,7 +60,7 @@ class LLM:
     ) -> None:
         self.bundle = Bundle.open(bundle)
         self.tokenizer = AutoTokenizer.from_pretrained(self.bundle.tokenizer_dir)
-        self._loop = assemble(
+        loop = assemble(
             self.bundle,
             device=device,
             window=window,
@@ -74,11 +74,13 @@ class LLM:
         self._admission = Admission(
             self.bundle,
             self.tokenizer,
-            window=self._loop.drafter.window,
-            cache_tokens=self._loop.room.tokens,
+            window=loop.drafter.window,
+            cache_tokens=loop.room.tokens,
             grammar_timeout_s=grammar_timeout_s,
         )
-        self._worker = Worker(self._loop)
+        self._metrics = loop.metrics
+        self._scheduler = loop.scheduler
+        self._worker = Worker(loop)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # to a type checker a text is a sequence of texts
@@ -112,17 +114,17 @@ class LLM:
             raise BadRequest(f"params: one for each of the {len(prompts)} prompts, received {len(each)}")
         futures: list[Future[RequestOutput]] = []
         listeners = [_resolver(futures) for _ in prompts]
-        requests = [
+        queued = [
             self._admission.admit(prompt, p or SamplingParams(), listener)
             for prompt, p, listener in zip(prompts, each, listeners, strict=True)
         ]
         try:
-            for request in requests:
-                self._worker.submit(request, block=True)
+            for waiting in queued:
+                self._worker.submit(waiting, block=True)
             return [future.result() for future in futures]
         except BaseException:
-            for request in requests:
-                self.cancel(request)
+            for waiting in queued:
+                self.cancel(waiting.request)
             raise
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[StreamOutput]:
@@ -139,8 +141,9 @@ class LLM:
             except RuntimeError:  # the event loop was closed: nobody listens any longer
                 request.cancel()
 
-        request = self._admission.admit(prompt, params or SamplingParams(), listen)
-        self._worker.submit(request, block=False)
+        waiting = self._admission.admit(prompt, params or SamplingParams(), listen)
+        request = waiting.request
+        self._worker.submit(waiting, block=False)
         try:
             while True:
                 item = await queue.get()
@@ -157,33 +160,36 @@ class LLM:
 
         For servers. Raises BadRequest or QueueFull; what fails later is in the last item's ``output.error``.
         """
-        request = self._admission.admit(prompt, params or SamplingParams(), listener)
-        self._worker.submit(request, block=False)
-        return request
+        waiting = self._admission.admit(prompt, params or SamplingParams(), listener)
+        self._worker.submit(waiting, block=False)
+        return waiting.request
 
     def cancel(self, request: Request) -> None:
         """End a request; it finishes with "cancelled" within a round. Nothing happens if it has finished."""
         request.cancel()
-        self._loop.scheduler.wake()
+        self._scheduler.wake()
 
     @property
     def loop(self) -> Loop:
-        """The rounds and their engines, for measures and checks: touch them only while no request runs."""
-        return self._loop
+        """The rounds and their engines, for measures and checks: touch them only while no request runs.
+
+        Raises InternalError once closed.
+        """
+        return self._worker.loop
 
     @property
     def metrics(self) -> Metrics:
-        return self._loop.metrics
+        return self._metrics
 
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return self._loop.scheduler.waiting
+        return self._scheduler.waiting
 
     @property
     def running(self) -> int:
         """Requests in slots."""
-        return len(self._loop.scheduler.slots())
+        return self._scheduler.running
 
     def close(self) -> None:
         """Cancel all requests and stop. Safe to call twice."""
@@ -200,9 +206,9 @@ class LLM:
 
     def _submit(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Request, "Future[RequestOutput]"]:
         futures: list[Future[RequestOutput]] = []
-        request = self._admission.admit(prompt, params or SamplingParams(), _resolver(futures))
-        self._worker.submit(request, block=True)
-        return request, futures[0]
+        waiting = self._admission.admit(prompt, params or SamplingParams(), _resolver(futures))
+        self._worker.submit(waiting, block=True)
+        return waiting.request, futures[0]
 
 
 def _resolver(futures: "list[Future[RequestOutput]]") -> Listener:

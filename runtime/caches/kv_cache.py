@@ -29,8 +29,8 @@ class Room(Protocol):
     def reserve(self, slot: int, tokens: int) -> bool:
         """Make sure that ``slot`` can hold ``tokens`` tokens for as long as it likes; False if it must wait."""
 
-    def release(self, slot: int) -> None:
-        """Take back what ``slot`` holds, behind all work that was enqueued for it."""
+    def leave(self, slot: int) -> None:
+        """Take back what ``slot`` holds, if anything, behind all work that was enqueued for it."""
 
 
 class LinearCache:
@@ -53,8 +53,8 @@ class LinearRoom:
         """See Room.reserve."""
         return True
 
-    def release(self, slot: int) -> None:
-        """See Room.release."""
+    def leave(self, slot: int) -> None:
+        """See Room.leave."""
 
 
 class BlockTable:
@@ -77,10 +77,14 @@ class BlockTable:
         upload(blocks, self.device[slot, : len(blocks)])
         return True
 
-    def release(self, slot: int) -> None:
-        """See Room.release."""
-        self.device[slot].zero_()
-        self.allocator.free(slot)
+    def leave(self, slot: int) -> None:
+        """See Room.leave."""
+        if not self.allocator.holds(slot):
+            return
+        try:
+            self.device[slot].zero_()
+        finally:
+            self.allocator.free(slot)
 
 
 class PagedCache:

@@ -8,15 +8,15 @@ from tandemrt.engines.errors import BadRequest
 class Windows:
     """The window of a round with ``live`` requests.
 
-    ``rule`` is a number, or {requests: window}: each entry holds from its number of requests on, up to the next.
-    None takes ``limit``, the bundle's window. Under the coupled rule the window changes no text, under the rejection
-    rule no law, though a table then makes a text depend on how many others run.
+    ``windows`` is a number, or {requests: window}: each entry holds from its number of requests on, up to the next.
+    None takes ``limit``, the bundle's window. Under the coupled rule the window changes no text, under the
+    rejection rule no law, though a table then makes a text depend on how many others run.
 
     Raises BadRequest for a window outside 0..limit, or a table that says nothing about one request.
     """
 
-    def __init__(self, rule: int | Mapping[int, int] | None, limit: int) -> None:
-        table = dict(rule) if isinstance(rule, Mapping) else {1: limit if rule is None else rule}
+    def __init__(self, windows: int | Mapping[int, int] | None, limit: int) -> None:
+        table = dict(windows) if isinstance(windows, Mapping) else {1: limit if windows is None else windows}
         for window in table.values():
             if not _is_count(window) or window > limit:
                 raise BadRequest(

@@ -14,6 +14,7 @@ from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.runtime.caches.kv_cache import BlockTable
+from tandemrt.runtime.round.round import Round
 from tests.engine.test_invisible import REQUESTS, outputs, told
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, Clock
@@ -66,9 +67,9 @@ def test_requests_wait_for_memory_in_order_and_change_no_token(
         most = [0]
         step = llm.loop.tandem.score
 
-        def score(batch: int, window: int) -> None:
+        def score(this: Round) -> None:
             most[0] = max(most[0], llm.running)
-            step(batch, window)
+            step(this)
 
         llm.loop.tandem.score = score  # type: ignore[method-assign]
         found = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
@@ -80,8 +81,8 @@ def test_requests_wait_for_memory_in_order_and_change_no_token(
 
 def test_what_others_left_in_the_cache_is_never_read(llm: LLM, plain: list[Any]) -> None:
     with torch.inference_mode():
-        for owner in (llm.loop.tandem, llm.loop.drafter):
-            for tensor in owner.cache.tensors.values():  # type: ignore[attr-defined]
+        for cache in (llm.loop.tandem.cache, *llm.loop.drafter.caches):
+            for tensor in cache.tensors.values():
                 tensor.fill_(float("nan"))
     found = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
     assert [told(output) for output in found] == plain
@@ -129,8 +130,8 @@ def test_memory_comes_back_from_requests_that_were_interrupted_in_the_middle_of_
         for request in requests if reason == "cancelled" else ():
             llm.cancel(request)
 
-    def fail(batch: int, window: int) -> None:
-        raise RuntimeError(f"no memory for {batch} rows of {window}")
+    def fail(this: Round) -> None:
+        raise RuntimeError(f"no memory for {this.batch} rows of {this.window}")
 
     def listen(i: int, item: StreamOutput) -> None:
         if item.output is not None:

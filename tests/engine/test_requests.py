@@ -16,6 +16,7 @@ from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.runtime.grammars.grammar import GrammarCompiler
+from tandemrt.runtime.round.round import Round
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, eventually
 
@@ -263,9 +264,9 @@ def test_an_interrupt_leaves_no_request_running(
     with LLM(tiny_bundle, threads=1) as llm:
         score, held = llm.loop.tandem.score, threading.Event()
 
-        def wait(batch: int, window: int) -> None:
+        def wait(this: Round) -> None:
             held.wait(PATIENCE_S)
-            score(batch, window)
+            score(this)
 
         llm.loop.tandem.score = wait  # type: ignore[method-assign]
         monkeypatch.setattr(Future, "result", result)

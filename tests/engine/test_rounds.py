@@ -14,7 +14,8 @@ import torch
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
 from tandemrt.runtime.requests.penalties import Listed, Penalties
-from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.waiting import Waiting
+from tandemrt.runtime.round.round import Round
 from tests.waiting import PATIENCE_S, Clock, eventually
 
 
@@ -39,14 +40,13 @@ def test_the_host_waits_for_the_device_once_per_round(tiny_bundle: Path, window:
 
 
 def test_rounds_allocate_no_buffers(llm: LLM) -> None:
-    tandem, drafter = llm._loop.tandem, llm._loop.drafter
+    tandem, drafter = llm.loop.tandem, llm.loop.drafter
 
     def addresses() -> dict[str, int]:
         owners = [tandem.buffers, tandem.state, drafter]
         buffers = {f"{type(o).__name__}.{name}": value for o in owners for name, value in vars(o).items()}
-        for owner in (tandem, drafter):
-            cache = owner.cache.tensors  # type: ignore[attr-defined]
-            buffers |= {f"{type(owner).__name__}.{name}": tensor for name, tensor in cache.items()}
+        for i, cache in enumerate((tandem.cache, *drafter.caches)):
+            buffers |= {f"cache {i}.{name}": tensor for name, tensor in cache.tensors.items()}
         found = {name: getattr(value, "device", value) for name, value in buffers.items()}
         return {name: tensor.data_ptr() for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
@@ -108,20 +108,20 @@ def test_times_are_those_that_requests_waited(tiny_bundle: Path, clock: Clock) -
     """A clock that goes by one second per round. One request runs when four come: three at once, one in its place."""
     clock.stopped = True
     with LLM(tiny_bundle, threads=1, window=0, overlap=False) as llm:
-        score, inside, sent = llm._loop.tandem.score, threading.Event(), threading.Event()
+        score, inside, sent = llm.loop.tandem.score, threading.Event(), threading.Event()
         ended = threading.Semaphore(0)
 
-        def one_second(batch: int, window: int) -> None:
+        def one_second(this: Round) -> None:
             inside.set()
             sent.wait(PATIENCE_S)
-            score(batch, window)
+            score(this)
             clock.ahead += 1.0
 
         def listen(item: StreamOutput) -> None:
             if item.output is not None:
                 ended.release()
 
-        llm._loop.tandem.score = one_second  # type: ignore[method-assign]
+        llm.loop.tandem.score = one_second  # type: ignore[method-assign]
         llm.submit([65], endless(max_tokens=5), listen)
         assert inside.wait(PATIENCE_S)
         for _ in range(4):
@@ -149,7 +149,7 @@ def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_t
     with LLM(tiny_bundle, threads=1) as llm:
         chunked = llm.generate(prompt, endless(max_tokens=15))
         assert len(chunked.prompt_token_ids) > 2 * llm.bundle.limits.prefill_chunk
-        llm._loop._chunk = 1000
+        llm.loop.prompts.chunk = 1000
         assert llm.generate(prompt, endless(max_tokens=15)).token_ids == chunked.token_ids
 
 
@@ -177,7 +177,7 @@ def test_a_request_cancelled_in_prefill_ends_and_its_slot_is_used_again(tiny_bun
         llm.cancel(request)
         assert ended.wait(PATIENCE_S)
         assert seen[-1].finish_reason == "cancelled"
-        assert request.prefilled < len(prompt)
+        assert llm.metrics.prefilled < len(prompt)
         assert len(llm.generate(["a", "b", "c", "d"], endless(max_tokens=3))) == 4
 
 
@@ -302,14 +302,14 @@ def test_a_request_whose_penalties_break_fails_alone(
 def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tandem = llm._loop.tandem
+    tandem = llm.loop.tandem
     score, calls = tandem.score, []
 
-    def fail_once(batch: int, window: int) -> None:
-        calls.append(batch)
+    def fail_once(this: Round) -> None:
+        calls.append(this)
         if len(calls) == 2:
             raise RuntimeError("out of memory")
-        score(batch, window)
+        score(this)
 
     monkeypatch.setattr(tandem, "score", fail_once)
     outputs = llm.generate(["a", "b"], endless(max_tokens=20))
@@ -320,11 +320,11 @@ def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run
 
 
 def test_logits_that_are_not_numbers_end_the_request_with_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    tandem = llm._loop.tandem
+    tandem = llm.loop.tandem
     score = tandem.score
 
-    def poisoned(batch: int, window: int) -> None:
-        score(batch, window)
+    def poisoned(this: Round) -> None:
+        score(this)
         tandem.buffers.logits.device.fill_(float("nan"))
 
     monkeypatch.setattr(tandem, "score", poisoned)
@@ -398,8 +398,8 @@ def test_a_listener_that_raises_harms_no_neighbour(llm: LLM, caplog: pytest.LogC
 def test_a_listener_that_raises_while_an_engine_fails_leaves_the_loop_alive(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(batch: int, window: int) -> None:
-        raise RuntimeError(f"no memory for {batch} rows of {window}")
+    def fail(this: Round) -> None:
+        raise RuntimeError(f"no memory for {this.batch} rows of {this.window}")
 
     ended = threading.Event()
 
@@ -408,7 +408,7 @@ def test_a_listener_that_raises_while_an_engine_fails_leaves_the_loop_alive(
         raise RuntimeError("nobody listens")
 
     with monkeypatch.context() as patched:
-        patched.setattr(llm._loop.tandem, "score", fail)
+        patched.setattr(llm.loop.tandem, "score", fail)
         llm.submit("broken", endless(), broken)
         assert ended.wait(PATIENCE_S)
     assert "no memory" in caplog.text
@@ -421,7 +421,7 @@ def test_the_books_are_in_order_when_a_listener_hears_of_the_end(llm: LLM) -> No
 
     def listen(item: StreamOutput) -> None:
         if item.output is not None:
-            seen.append((dict(llm.metrics.finished), llm.metrics.kept, len(llm._loop.scheduler.slots())))
+            seen.append((dict(llm.metrics.finished), llm.metrics.kept, len(llm.loop.slots)))
             done.set()
 
     llm.submit("one", endless(max_tokens=7), listen)
@@ -451,30 +451,30 @@ def test_a_listener_runs_outside_of_the_queues_lock(llm: LLM) -> None:
 
 def test_whoever_closes_waits_for_the_first_request_as_well(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(tiny_bundle, threads=1)
-    submit, finished = llm._loop.scheduler.submit, []
+    submit, finished = llm.loop.scheduler.submit, []
 
-    def close_behind(request: Request, *, block: bool) -> None:
-        submit(request, block=block)
+    def close_behind(waiting: Waiting, *, block: bool) -> None:
+        submit(waiting, block=block)
         closer = threading.Thread(target=llm.close)
         closer.start()
         closer.join(PATIENCE_S)
-        finished.append(request.finished)
+        finished.append(waiting.request.finished)
 
-    monkeypatch.setattr(llm._loop.scheduler, "submit", close_behind)
+    monkeypatch.setattr(llm.loop.scheduler, "submit", close_behind)
     llm.submit("first", endless(), lambda _: None)
     assert finished == [True]
 
 
 def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    score, closed, rounds = llm._loop.tandem.score, threading.Event(), []
+    score, closed, rounds = llm.loop.tandem.score, threading.Event(), []
 
-    def hold(batch: int, window: int) -> None:
-        rounds.append(batch)
+    def hold(this: Round) -> None:
+        rounds.append(this)
         if len(rounds) > 2:
             closed.wait(PATIENCE_S)
-        score(batch, window)
+        score(this)
 
-    monkeypatch.setattr(llm._loop.tandem, "score", hold)
+    monkeypatch.setattr(llm.loop.tandem, "score", hold)
     events = asyncio.new_event_loop()
     stream = llm.stream("abandoned", endless())
     first = events.run_until_complete(anext(stream))
@@ -504,14 +504,14 @@ def test_a_draft_may_have_another_dtype_than_its_target(tmp_path: Path) -> None:
 def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> None:
     """The engine stands still from the first token on until the runtime takes no more requests."""
     llm = LLM(tiny_bundle, threads=1)
-    score, began, closed = llm._loop.tandem.score, threading.Event(), threading.Event()
+    score, began, closed = llm.loop.tandem.score, threading.Event(), threading.Event()
     items: list[StreamOutput] = []
 
-    def hold(batch: int, window: int) -> None:
+    def hold(this: Round) -> None:
         if items and not closed.is_set():
             began.set()
             closed.wait(PATIENCE_S)
-        score(batch, window)
+        score(this)
 
     def refuses() -> bool:
         try:
@@ -520,7 +520,7 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> 
             return True
         return False
 
-    llm._loop.tandem.score = hold  # type: ignore[method-assign]
+    llm.loop.tandem.score = hold  # type: ignore[method-assign]
     llm.submit("going on", endless(), items.append)
     assert began.wait(PATIENCE_S)
     closer = threading.Thread(target=llm.close)

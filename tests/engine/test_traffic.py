@@ -70,8 +70,8 @@ def alone(tiny_bundle: Path) -> Iterator[Any]:
 @given(st.lists(visits(), min_size=1, max_size=9))
 def test_every_text_is_that_of_a_request_alone_as_far_as_it_went(llm: LLM, alone: Any, wave: list[Visit]) -> None:
     outputs = visit_all(llm, wave)
-    assert llm._loop.scheduler.slots() == []
-    assert llm._loop.scheduler.waiting == 0
+    assert list(llm.loop.slots) == []
+    assert llm.loop.scheduler.waiting == 0
     for visit, output in zip(wave, outputs, strict=True):
         expected = alone(visit)
         if output.finish_reason == "cancelled":

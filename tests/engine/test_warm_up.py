@@ -7,6 +7,7 @@ import pytest
 
 from tandemrt import LLM
 from tandemrt.engines.errors import InternalError
+from tandemrt.runtime.round.round import Round
 from tandemrt.runtime.triton.warmup import run_every_batch, warm_up
 
 
@@ -14,9 +15,9 @@ def test_every_batch_size_runs_with_and_without_filters(tiny_bundle: Path, monke
     with LLM(tiny_bundle, threads=1) as llm:
         verify, shapes = llm.loop.tandem.verify, set()
 
-        def note(batch: int, window: int, laws: Any, *, filters: bool) -> None:
-            shapes.add((batch, window, filters))
-            verify(batch, window, laws, filters=filters)
+        def note(this: Round, draft_probs: Any) -> None:
+            shapes.add((this.batch, this.window, this.filters))
+            verify(this, draft_probs)
 
         monkeypatch.setattr(llm.loop.tandem, "verify", note)
         run_every_batch(llm)
@@ -30,8 +31,8 @@ def test_on_a_cpu_where_nothing_is_captured_one_full_batch_and_one_grammar_are_e
 
 
 def test_a_bundle_whose_rounds_fail_does_not_become_ready(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(batch: int, window: int) -> None:
-        raise RuntimeError(f"no memory for {batch} rows of {window}")
+    def fail(this: Round) -> None:
+        raise RuntimeError(f"no memory for {this.batch} rows of {this.window}")
 
     with LLM(tiny_bundle, threads=1) as llm:
         monkeypatch.setattr(llm.loop.tandem, "score", fail)

@@ -66,14 +66,14 @@ def drive(llm: LLM, requests: Requests, *, timeout_s: float = 120) -> list[Reque
             if item.output is not None:
                 outputs[index] = item.output
 
-        request = llm._admission.admit(prompt, SamplingParams(**params), listen)
-        request.pending_rules.result(30)
-        llm._loop.scheduler.submit(request, block=True)
+        waiting = llm._admission.admit(prompt, SamplingParams(**params), listen)
+        waiting.enforcement.result(30)
+        llm.loop.scheduler.submit(waiting, block=True)
     deadline = time.monotonic() + timeout_s
-    with llm._loop.clock.active():
+    with llm.loop.clock.active():
         while len(outputs) < len(requests):
             assert time.monotonic() < deadline, f"{len(outputs)} of {len(requests)} after {timeout_s} s"
-            llm._loop.step()
+            llm.loop.step()
     failed = [output.error for output in outputs.values() if output.finish_reason == "error"]
     assert not failed, failed
     return [outputs[index] for index in range(len(requests))]

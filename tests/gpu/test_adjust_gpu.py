@@ -76,7 +76,7 @@ def test_rounds_with_penalties_are_graphs_that_write_what_eager_runs_write(bundl
             assert told(drive(llm, ADJUSTED)) == first, "a second run repeats the first"
             if cuda_graphs:
                 assert llm.metrics.eager_runs == {}
-                assert any(key[0] == "adjust" for key in llm._loop.tandem._graphs._graphs)  # type: ignore[index]
+                assert any(key[0] == "adjust" for key in llm.loop.tandem._graphs._graphs)  # type: ignore[index]
             found.append(first)
     assert found[0] == found[1]
     assert set(found[0][2][0]) == {70}

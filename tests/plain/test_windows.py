@@ -29,11 +29,11 @@ def test_an_entry_of_a_window_table_holds_up_to_the_next(table: dict[int, int], 
     assert Windows(table, 8).largest == max(table.values())
 
 
-def test_without_a_rule_the_window_is_that_of_the_bundle() -> None:
-    assert [Windows(rule, 5).of(3) for rule in (None, 0, 4)] == [5, 0, 4]
+def test_without_a_choice_the_window_is_that_of_the_bundle() -> None:
+    assert [Windows(windows, 5).of(3) for windows in (None, 0, 4)] == [5, 0, 4]
 
 
-@pytest.mark.parametrize("rule", [6, -1, True, 2.0, {}, {2: 1}, {0: 1, 1: 1}, {1: 6}, {1: -1}, {1: 2, "2": 1}])
-def test_windows_that_make_no_sense_are_refused(rule: Any) -> None:
+@pytest.mark.parametrize("windows", [6, -1, True, 2.0, {}, {2: 1}, {0: 1, 1: 1}, {1: 6}, {1: -1}, {1: 2, "2": 1}])
+def test_windows_that_make_no_sense_are_refused(windows: Any) -> None:
     with pytest.raises(BadRequest, match=r"window: .* received"):
-        Windows(rule, 5)
+        Windows(windows, 5)
