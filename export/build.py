@@ -13,7 +13,6 @@ from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, Fil
 from tandemrt.engines.recipe import NgramDraft, Recipe
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph
 from tandemrt.export.compile.kernels import compile_into, kernels_for
-from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.staging import check_destination, place, staged
@@ -67,7 +66,6 @@ def build(
         engines = {}
         for graph in graphs(recipe, models, attention_of(recipe)):
             with clock.step(f"Build, compile and check {graph.file}"):
-                save_model(graph.make(), folder / graph.file)
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
         kernels: dict[str, str] = {}
         for file in kernels_for(recipe, models, engines["target"].target):

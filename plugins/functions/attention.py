@@ -1,5 +1,7 @@
 """``window_attention`` in standard operators."""
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 
@@ -77,6 +79,11 @@ def window_attention(*, qk_norm: bool) -> ir.Function:
     return body.function(
         mixed=body.op("CastLike", joined, qkv), present_key_cache=present_key, present_value_cache=present_value
     )
+
+
+def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return (window_attention(qk_norm="q_norm" in given),)
 
 
 def _integer(body: Body, name: str) -> Tensor:

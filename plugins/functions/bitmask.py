@@ -1,5 +1,7 @@
 """``token_bitmask`` in standard operators."""
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 
@@ -22,3 +24,8 @@ def token_bitmask() -> ir.Function:
     open_words = bitmask.equals(np.int32(-1))
     [result] = body.branch((~open_words).any(), masked, lambda: [logits])
     return body.function(masked=result)
+
+
+def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return (token_bitmask(),)

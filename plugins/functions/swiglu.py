@@ -1,5 +1,7 @@
 """``swiglu`` in standard operators."""
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, Body
@@ -13,3 +15,8 @@ def swiglu() -> ir.Function:
     wide = gate.cast(FLOAT32)
     product = wide * body.op("Sigmoid", wide) * up.cast(FLOAT32)
     return body.function(activated=body.op("CastLike", product, gate_up))
+
+
+def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return (swiglu(),)

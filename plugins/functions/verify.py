@@ -1,10 +1,13 @@
 """``verify_draft`` in standard operators; see ``reference/verify.py`` for what is computed and why it is exact."""
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import Body, Tensor
-from tandemrt.plugins.functions.filters import finite_logits
+from tandemrt.plugins.functions.filters import filter_logits, finite_logits
+from tandemrt.plugins.functions.noise import accept_coin, position_noise
 from tandemrt.plugins.functions.rejection import reject
 from tandemrt.plugins.functions.window import Window
 from tandemrt.plugins.operators import Purpose, Rule
@@ -46,3 +49,13 @@ def verify_draft(draft_probs: bool) -> ir.Function:
     accepted, final = body.branch(sampled.any(), sample, lambda: window.compare(greedy))
     tokens, count = window.written(accepted, final)
     return body.function(tokens=tokens, count=count)
+
+
+def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return (verify_draft(False), position_noise(), accept_coin(), filter_logits())
+
+
+def bodies_probs(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py; the operator with the laws of the drafts."""
+    return verify_draft(True), position_noise(), accept_coin(), filter_logits()

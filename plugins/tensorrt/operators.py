@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from tandemrt.engines import contract
-from tandemrt.engines.contract import Binding
+from tandemrt.engines.binding import Binding
 from tandemrt.plugins.kernels.compile import compile_ptx
 
 Dim = Any  # int, or a symbolic expression

@@ -31,10 +31,10 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
         from tandemrt.runtime.backends.tensorrt.engine import TensorRtEngine
 
         return TensorRtEngine.open(bundle, name, device)
-    if device.type == "cuda" and bundle.engine(name).segments is not None:
-        from tandemrt.runtime.backends.segmented import SegmentedEngine
+    if bundle.engine(name).decoder is not None:
+        from tandemrt.runtime.backends.executor import Executor
 
-        return SegmentedEngine.open(bundle, name, device)
+        return Executor.open(bundle, name, device, threads)
     if _runs_kernels(bundle, device):
         from tandemrt.runtime.backends.kernels import HEADS, AdjustEngine, KernelEngine
 

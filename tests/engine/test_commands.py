@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import Binding
 from tests.makers import tiny_checkpoint, write_recipe
 
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.tensorrt.library import DTYPES, logger
 

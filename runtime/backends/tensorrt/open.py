@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
 from tandemrt.engines.gpus import Capability, covers, name_of
 from tandemrt.engines.manifest import Engine as Entry
