@@ -36,12 +36,10 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
 
         return Executor.open(bundle, name, device, threads)
     if _runs_kernels(bundle, device):
-        from tandemrt.runtime.backends.kernels import HEADS, AdjustEngine, KernelEngine
+        from tandemrt.runtime.backends.kernels import OPERATORS, KernelEngine
 
-        if name in HEADS:
+        if name in OPERATORS:
             return KernelEngine.open(bundle, name, device)
-        if name == "adjust":
-            return AdjustEngine.open(bundle, device)
     from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)

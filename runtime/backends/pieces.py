@@ -29,6 +29,14 @@ class OpenPiece:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    @classmethod
+    def of(cls, session: "onnxruntime.InferenceSession", expected: Contract, path: Path) -> "OpenPiece":
+        """Raises BadBundle, naming ``path``, if the bindings of ``session`` are not ``expected``."""
+        inputs, outputs = bindings(session.get_inputs()), bindings(session.get_outputs())
+        if differences := expected.differences(Contract(inputs, outputs)):
+            raise BadBundle(f"{path}: bindings differ from the manifest's: {'; '.join(differences)}; build it again")
+        return cls(session, tuple(b.name for b in inputs), tuple(b.name for b in outputs))
+
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> "PieceCall":
         """Bind every input and output, contiguous and on the session's device."""
         binding = self.session.io_binding()
@@ -71,15 +79,16 @@ def open_piece(
         name, options = cuda_provider(device, stream)
         provider, threads = (name, options | _CAPTURABLE), 1
     session = open_session(path, [provider], entries=_ENTRIES if device.type == "cuda" else {}, threads=threads)
-    inputs, outputs = bindings(session.get_inputs()), bindings(session.get_outputs())
-    if differences := expected.differences(Contract(inputs, outputs)):
-        raise BadBundle(f"{path}: bindings differ from the manifest's: {'; '.join(differences)}; build it again")
-    return OpenPiece(session, tuple(b.name for b in inputs), tuple(b.name for b in outputs))
+    return OpenPiece.of(session, expected, path)
 
 
 def read_constants(path: Path) -> dict[str, torch.Tensor]:
     """What a graph without inputs gives, as host tensors. Raises as open_session does."""
-    session = open_session(path, [CPU])
+    return constants_of(open_session(path, [CPU]))
+
+
+def constants_of(session: "onnxruntime.InferenceSession") -> dict[str, torch.Tensor]:
+    """What a session without inputs gives, as host tensors."""
     binding: Any = session.io_binding()
     tensors = {}
     for b in bindings(session.get_outputs()):
