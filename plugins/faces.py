@@ -17,6 +17,8 @@ from tandemrt.plugins.launch import Context, Launcher
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from tandemrt.plugins.tensorrt.operators import Plugin
+
 
 @dataclass(frozen=True)
 class Faces:
@@ -37,20 +39,20 @@ class Function(Protocol):
 
 FACES = {
     "token_bitmask": Faces(
-        "reference.bitmask:token_bitmask", "functions.bitmask:bodies", tensorrt="tensorrt.operators:bitmask"
+        "reference.bitmask:token_bitmask", "functions.bitmask:bodies", tensorrt="tensorrt.operators:TOKEN_BITMASK"
     ),
     "adjust_logits": Faces("reference.adjust:adjust_logits", "functions.adjust:bodies", "kernels.adjust:launch"),
     "verify_draft": Faces(
         "reference.verify:verify_draft",
         "functions.verify:bodies",
         "kernels.verify:launch_verify",
-        "tensorrt.operators:verify",
+        "tensorrt.operators:VERIFY_DRAFT",
     ),
     "verify_draft_probs": Faces(
         "reference.verify:verify_draft",
         "functions.verify:bodies_probs",
         "kernels.verify:launch_verify",
-        "tensorrt.operators:verify",
+        "tensorrt.operators:VERIFY_DRAFT_PROBS",
     ),
     "sample_draft": Faces("reference.draft:sample_draft", "functions.draft:bodies", "kernels.verify:launch_propose"),
     "window_attention": Faces(
@@ -84,6 +86,11 @@ def launcher(operator: str, context: Context) -> Launcher:
     context.module(SCHEMAS[operator].kernels)  # a refusal now, not in the first round
     found: Launcher = _load(FACES[operator].cuda)
     return found
+
+
+def plugins() -> "tuple[Plugin, ...]":
+    """The operators that are TensorRT plugins."""
+    return tuple(_load(faces.tensorrt) for faces in FACES.values() if faces.tensorrt)
 
 
 def _load(place: str | None) -> Any:

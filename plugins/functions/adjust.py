@@ -8,19 +8,6 @@ import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
 
-_INPUTS = [
-    "logits",
-    "draft_tokens",
-    "entry_tokens",
-    "entry_counts",
-    "entry_in_prompt",
-    "entry_bias",
-    "entry_len",
-    "presence",
-    "frequency",
-    "repetition",
-]
-
 
 def adjust_logits(dtype: str) -> ir.Function:
     """Inputs and output as in the reference, for logits of ``dtype``; the output may share the memory of the logits.
@@ -28,7 +15,7 @@ def adjust_logits(dtype: str) -> ir.Function:
     Columns that a request does not use repeat its first one, so that a token is written several times only with one
     value.
     """
-    body = Body("adjust_logits", _INPUTS)
+    body = Body.of("adjust_logits")
     logits, draft, tokens, counts, in_prompt, bias, length, *penalties = body.inputs
     presence, frequency, repetition = (penalty.expand_dims(1, 2) for penalty in penalties)
     largest = np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]

@@ -7,8 +7,6 @@ import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
 
-_INPUTS = ["qkv", "key_cache", "value_cache", "block_table", "write_index", "cosine", "sine"]
-
 
 def window_attention(*, qk_norm: bool) -> ir.Function:
     """Inputs and outputs as in the reference; ``qk_norm`` adds the inputs q_norm and k_norm.
@@ -16,7 +14,7 @@ def window_attention(*, qk_norm: bool) -> ir.Function:
     Attributes, all of them required: heads, kv_heads, sliding_window (int), scale, epsilon (float). A cache output
     may be bound to the memory of its input. Reads the blocks up to the longest row; scores and sums are float32.
     """
-    body = Body("window_attention", [*_INPUTS, *(["q_norm", "k_norm"] if qk_norm else [])])
+    body = Body.of("window_attention", without=() if qk_norm else ("q_norm", "k_norm"))
     qkv, key_cache, value_cache, block_table, write_index, cosine, sine, *norms = body.inputs
     heads, kv_heads = _integer(body, "heads"), _integer(body, "kv_heads")
     block_size, head_dim = key_cache.size(2), key_cache.size(3)

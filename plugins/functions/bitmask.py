@@ -10,7 +10,7 @@ from tandemrt.plugins.functions.body import BOOL, FLOAT32, UINT32, Body, Tensor
 
 def token_bitmask() -> ir.Function:
     """(logits floating [..., vocab], bitmask int32 [..., words]) → logits of that dtype, −inf where the bit is 0."""
-    body = Body("token_bitmask", ["logits", "bitmask"])
+    body = Body.of("token_bitmask")
     logits, bitmask = body.inputs
 
     def masked() -> list[Tensor]:

@@ -13,7 +13,7 @@ from tandemrt.plugins.operators import Purpose, Rule
 
 def sample_draft(draft_probs: bool) -> ir.Function:
     """(logits [batch, 1, vocab], temperature, top_k, top_p, min_p, seed, position, rule) → token[, draft_probs]."""
-    body = Body("sample_draft", ["logits", "temperature", "top_k", "top_p", "min_p", "seed", "position", "rule"])
+    body = Body.of("sample_draft")
     logits, temperature, top_k, top_p, min_p, seed, position, rule = body.inputs
     raw = finite_logits(body, logits)
     vocab = raw.size(-1)

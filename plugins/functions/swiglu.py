@@ -9,7 +9,7 @@ from tandemrt.plugins.functions.body import FLOAT32, Body
 
 def swiglu() -> ir.Function:
     """gate_up [..., 2 * width] → activated [..., width]; silu(gate) * up in float32, rounded to the input's dtype."""
-    body = Body("swiglu", ["gate_up"])
+    body = Body.of("swiglu")
     (gate_up,) = body.inputs
     gate, up = body.ops("Split", gate_up, outputs=2, axis=-1, num_outputs=2)
     wide = gate.cast(FLOAT32)

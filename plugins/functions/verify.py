@@ -12,8 +12,6 @@ from tandemrt.plugins.functions.rejection import reject
 from tandemrt.plugins.functions.window import Window
 from tandemrt.plugins.operators import Purpose, Rule
 
-_INPUTS = ["logits", "draft_tokens", "draft_len", "temperature", "top_k", "top_p", "min_p", "seed", "position", "rule"]
-
 
 def verify_draft(draft_probs: bool) -> ir.Function:
     """(logits, draft_tokens, draft_len, temperature, …, rule[, draft_probs]) → tokens, count.
@@ -22,7 +20,7 @@ def verify_draft(draft_probs: bool) -> ir.Function:
     per request. With the laws of the drafts the operator is ``verify_draft_probs``: a TensorRT plugin has a fixed
     number of inputs, and is found by its name.
     """
-    body = Body("verify_draft_probs", [*_INPUTS, "draft_probs"]) if draft_probs else Body("verify_draft", _INPUTS)
+    body = Body.of("verify_draft_probs" if draft_probs else "verify_draft")
     logits, draft, length, temperature, top_k, top_p, min_p, seed, position, rule = body.inputs[:10]
     probs = body.inputs[10] if draft_probs else None
     raw = finite_logits(body, logits)

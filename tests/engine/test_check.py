@@ -137,6 +137,17 @@ def test_an_engine_of_other_weights_fails_its_logits_alone(tiny_bundle, tmp_path
     assert failed(findings) == {"logits of target"}
 
 
+def test_a_decoder_in_steps_passes_every_check_on_a_cpu(tmp_path):
+    target = tiny_checkpoint(tmp_path / "target", seed=1, head_dim=32)
+    backend = 'name = "onnxruntime-cuda"\narchitectures = ["9.0"]'
+    recipe = write_recipe(tmp_path / "paged.toml", target=target, backend=backend)
+    bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "bundle").folder)
+    with torch.inference_mode():
+        findings = verdicts(check_engines(bundle, open_engines(bundle, CPU, 1), 1))
+    assert findings["logits of target"] == findings["poisoned cache of target"] == "pass"
+    assert "fail" not in findings.values()
+
+
 def test_another_verification_graph_fails_its_own_rows(tiny_bundle, tmp_path):
     """A graph with the right bindings that ignores the mask."""
     bundle = Bundle.open(tiny_bundle)
