@@ -163,7 +163,7 @@ def _bindings(name: EngineName, contract: Contract) -> Table:
 
 
 def _listed(files: tuple[str, ...]) -> str:
-    return files[0] if len(files) == 1 else f"{files[0]} to {files[-1]}"
+    return files[0] if len(files) == 1 else f"{len(files)} in {Path(files[0]).parent}/"
 
 
 def _steps(manifest: Manifest) -> dict[str, str]:

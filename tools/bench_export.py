@@ -19,6 +19,7 @@ from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.layers import Lowering
 from tandemrt.export.passes.cut import cut
+from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tools.random_checkpoint import Family, Size, write_checkpoint
@@ -35,6 +36,8 @@ def measure(folder: Path, attention: Lowering, capacity: int) -> dict[str, float
     checkpoint = Checkpoint.open(folder)
     spec = ModelSpec.from_hf(checkpoint.config)
     model = build_decoder(spec, checkpoint, dtype="bfloat16", capacity=capacity, attention=attention)
+    if attention == "paged":
+        fuse_transposed_products(model)
     files = cut(model)[0] if attention == "paged" else {f"{attention}.onnx": model}
     for file, graph in files.items():
         save_model(graph, folder / file)

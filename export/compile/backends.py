@@ -53,12 +53,17 @@ class CompileOptions:
 DEFAULTS = CompileOptions()
 
 
+def is_cut(graph: Graph, recipe: Recipe) -> bool:
+    """Whether the graph becomes a decoder in steps: its pieces are saved, and not the whole."""
+    return graph.name in DECODERS and recipe.cache == "paged"
+
+
 def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions = DEFAULTS) -> Engine:
     """Build a graph, save it in the bundle in ``folder``, compile it and return its entry.
 
     Raises InternalError when the graph breaks its contract, BackendUnavailable when the backend cannot build here.
     """
-    if graph.name in DECODERS and recipe.cache == "paged":
+    if is_cut(graph, recipe):
         return _in_steps(graph, recipe.backend.name, folder)
     save_model(graph.make(), folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)

@@ -18,10 +18,10 @@ CONSTANTS, PIECE = "constants.onnx", "piece.{:02}.onnx"
 def cut(model: ir.Model, folder: str = "") -> tuple[dict[str, ir.Model], Decoder]:
     """Return the pieces by file, in ``folder`` (of the bundle), and the decoder that they make.
 
-    Requires a graph whose nodes stand in order, and whose values between pieces have a dtype and a shape in integers
-    and the symbols of its inputs. ``model`` stays as it is, and no weight is read or copied: pieces point where it
-    points. A node stands in the piece of the first step that needs what it makes; one that depends on no input (a
-    packed weight, a cast) in every piece that reads it. Raises InternalError if there is nothing to cut at.
+    Requires a graph whose nodes stand in order, without subgraphs, and whose values between pieces have a dtype and a
+    shape in integers and the symbols of its inputs. ``model`` stays as it is, and no weight is read or copied: pieces
+    point where it points. A node stands in the piece of the first step that needs what it makes; one that depends on
+    no input (a packed weight, a cast) in every piece that reads it. Raises InternalError if there is nothing to cut at.
     """
     cutter = _Cutter(model.graph)
     if not cutter.operators:
