@@ -3,6 +3,7 @@
 ``export/passes/cut.py`` writes one, ``runtime/backends/executor.py`` runs one; neither knows what the steps compute.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from tandemrt.engines.binding import Binding
@@ -81,8 +82,8 @@ class Decoder(Record):
 
     def check(self, contract: Contract) -> None:
         """Raise a validator's error unless the steps can run in order and make what ``contract`` promises."""
-        declared = [b.name for b in (*contract.inputs, *contract.outputs, *self.values)]
-        if twice := [name for name in declared if declared.count(name) > 1]:
+        declared = Counter(b.name for b in (*contract.inputs, *contract.outputs, *self.values))
+        if twice := [name for name, count in declared.items() if count > 1]:
             raise refuse(f"decoder.values must name every value once, and none of the contract's; got {twice[0]!r}")
         constants = self.constants.outputs if self.constants else ()
         if self.constants and self.constants.inputs:
@@ -135,6 +136,8 @@ def _check_operator(place: str, step: Operator) -> None:
 def _check_outputs(decoder: Decoder, contract: Contract, made: set[str]) -> None:
     if missing := [binding.name for binding in contract.outputs if binding.name not in made]:
         raise refuse(f"decoder.steps must make every output of the contract; {missing[0]!r} is not made")
+    if missing := [value.name for value in decoder.values if value.name not in made]:
+        raise refuse(f"decoder.steps must make every value; {missing[0]!r} is not made")
     in_place = {pair for step in decoder.operators for pair in step.in_place().items()}
     promised = set(contract.aliases)
     given = {binding.name for binding in (*contract.inputs, *contract.outputs)}

@@ -146,3 +146,12 @@ SCHEMAS = {
         ),
     )
 }
+
+# The engines without weights are an operator each; verification masks the logits first, as token_bitmask does.
+HEADS = {
+    "adjust": "adjust_logits",
+    "verify": "verify_draft",
+    "verify_probs": "verify_draft_probs",
+    "propose": "sample_draft",
+    "propose_probs": "sample_draft",
+}

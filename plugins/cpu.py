@@ -10,10 +10,11 @@ from tandemrt.engines.dtypes import ONNX
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.operators import SCHEMAS, Schema, T
 from tandemrt.plugins import faces
+from tandemrt.plugins.functions.body import OPSET
 from tandemrt.plugins.launch import Context, Tensors
 from tandemrt.plugins.operators import DOMAIN
 
-_IR_VERSION, _OPSET = 11, 24
+_IR_VERSION = 11
 
 
 class FunctionCall:
@@ -36,15 +37,16 @@ def launch(operator: str, tensors: Tensors, attributes: Mapping[str, Any], conte
     """
     schema = SCHEMAS[operator]
     said = tuple((name, attributes[name]) for name in schema.attributes)
-    kinds = tuple((name, _dtype(tensor), tensor.dim()) for name, tensor in tensors.items())
+    kinds = tuple((name, _dtype(tensor), tensor.dim()) for name, tensor in sorted(tensors.items()))
     session = context.keep((operator, said, kinds), lambda: _open(schema, tensors, dict(said), context.threads))
     binding = session.io_binding()
-    for name in _given(schema.inputs, tensors):
-        binding.bind_input(name, *_place(tensors[name]))
-    for name in [output.name for output in schema.outputs]:
-        held = tensors.get(schema.in_place.get(name, name))
+    for given in schema.inputs:
+        if given.name in tensors:
+            binding.bind_input(given.name, *_place(tensors[given.name]))
+    for made in schema.outputs:
+        held = tensors.get(schema.in_place.get(made.name, made.name))
         if held is not None:
-            binding.bind_output(name, *_place(held))
+            binding.bind_output(made.name, *_place(held))
     return FunctionCall(session, binding, tuple(tensors.values()))
 
 
@@ -78,15 +80,11 @@ def _model(schema: Schema, tensors: Tensors, attributes: Mapping[str, Any]) -> i
         inputs.pop()
     made = [value for value in outputs if value is not None]
     node = ir.node(schema.name, inputs, dict(attributes), domain=DOMAIN, outputs=made)
-    imports = {"": _OPSET, DOMAIN: 1}
+    imports = {"": OPSET, DOMAIN: 1}
     taken = [value for value in inputs if value is not None]
     graph = ir.Graph(taken, made, nodes=[node], name=schema.name, opset_imports=imports)
     dtype = next(_dtype(tensors[binding.name]) for binding in schema.inputs if binding.dtype == T)
     return ir.Model(graph, ir_version=_IR_VERSION, functions=faces.function(schema.name)(dtype, tuple(tensors)))
-
-
-def _given(bindings: Any, tensors: Tensors) -> list[str]:
-    return [binding.name for binding in bindings if binding.name in tensors]
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -6,6 +6,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.manifest import RUNNABLE, EngineName
+from tandemrt.engines.operators import HEADS
 from tandemrt.engines.tensorrt.library import LIBRARIES
 from tandemrt.runtime.backends.base import Engine
 
@@ -35,11 +36,10 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
         from tandemrt.runtime.backends.executor import Executor
 
         return Executor.open(bundle, name, device, threads)
-    if _runs_kernels(bundle, device):
-        from tandemrt.runtime.backends.kernels import OPERATORS, KernelEngine
+    if name in HEADS and _runs_kernels(bundle, device):
+        from tandemrt.runtime.backends.kernels import KernelEngine
 
-        if name in OPERATORS:
-            return KernelEngine.open(bundle, name, device)
+        return KernelEngine.open(bundle, name, device)
     from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)

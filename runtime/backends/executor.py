@@ -11,7 +11,7 @@ import torch
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.decoder import Decoder, Operator
+from tandemrt.engines.decoder import Decoder, Operator, Piece
 from tandemrt.engines.errors import InternalError
 from tandemrt.engines.manifest import EngineName, Limits
 from tandemrt.plugins.faces import launcher
@@ -59,16 +59,16 @@ class Executor:
         entry = bundle.engine(name)
         decoder, contract = entry.decoder, entry.contract
         assert decoder is not None
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0  # not of who loads
+        # Of this thread, not of those that load.
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+        def load(piece: Piece) -> OpenPiece:
+            expected = decoder.contract_of(piece, contract)
+            return open_piece(bundle.folder / piece.file, expected, device, stream, threads)
+
         steps = [piece for piece in decoder.pieces if piece is not decoder.constants]
         with ThreadPoolExecutor(_LOADING) as pool:
-            opened = pool.map(
-                lambda piece: open_piece(
-                    bundle.folder / piece.file, decoder.contract_of(piece, contract), device, stream, threads
-                ),
-                steps,
-            )
-            pieces = {piece.file: session for piece, session in zip(steps, opened, strict=True)}
+            pieces = dict(zip((piece.file for piece in steps), pool.map(load, steps), strict=True))
         constants = read_constants(bundle.folder / decoder.constants.file) if decoder.constants else {}
         constants = {key: tensor.to(device) for key, tensor in constants.items()}
         context = Context(device, bundle.kernels_dir, threads)
@@ -85,9 +85,8 @@ class Executor:
             if isinstance(step, Operator):
                 calls.append(self._launch(step, named))
             else:
-                calls.append(
-                    self._pieces[step.file].bind({name: named[name] for name in (*step.inputs, *step.outputs)})
-                )
+                given = {name: named[name] for name in (*step.inputs, *step.outputs)}
+                calls.append(self._pieces[step.file].bind(given))
         return Steps(tuple(calls), named)
 
     def _between(self, sizes: Sizes) -> dict[str, torch.Tensor]:

@@ -11,18 +11,10 @@ import torch
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.manifest import EngineName
+from tandemrt.engines.operators import HEADS
 from tandemrt.plugins.faces import launcher
 from tandemrt.plugins.launch import Call, Context
 from tandemrt.runtime.backends.base import check_tensors
-
-# Verification masks the logits by itself, which the operator of the same name leaves to token_bitmask.
-OPERATORS: Mapping[EngineName, str] = {
-    "adjust": "adjust_logits",
-    "verify": "verify_draft",
-    "verify_probs": "verify_draft_probs",
-    "propose": "sample_draft",
-    "propose_probs": "sample_draft",
-}
 
 
 class KernelEngine:
@@ -44,7 +36,7 @@ class KernelEngine:
         rows = limits.window + 1 if name.startswith("verify") else 1
         context = Context(device, bundle.kernels_dir, sizes={"batch": limits.batch, "window+1": rows})
         kind = AdvancingKernelEngine if name.startswith("verify") else KernelEngine
-        return kind(OPERATORS[name], bundle.contract(name), context)
+        return kind(HEADS[name], bundle.contract(name), context)
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
         """See Engine.bind."""

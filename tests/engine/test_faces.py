@@ -1,6 +1,7 @@
 """All operators, all faces: each says what the one table says, and computes what the definition computes."""
 
 import inspect
+from importlib import import_module
 
 import pytest
 import torch
@@ -43,6 +44,13 @@ def test_the_definition_takes_what_the_table_says_by_name(operator: str) -> None
 
 def test_a_plugin_is_the_operator_of_its_name() -> None:
     assert {plugin.name for plugin in plugins()} == {name for name, faces in FACES.items() if faces.tensorrt}
+
+
+@pytest.mark.parametrize("operator", [name for name, faces in FACES.items() if faces.cuda])
+def test_every_launcher_has_the_one_signature(operator: str) -> None:
+    module, _, name = str(FACES[operator].cuda).partition(":")
+    launch = getattr(import_module(f"tandemrt.plugins.{module}"), name)
+    assert list(inspect.signature(launch).parameters) == ["tensors", "attributes", "context"]
 
 
 @each_operator

@@ -184,6 +184,14 @@ def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle:
             "decoder.steps must make every output of the contract; 'logits' is not made",
         ),
         (
+            {"steps": [FIRST, attention(), piece(1, ["mixed.0"], ["logits"])]},
+            "decoder.steps must make every value; 'gate_up.0' is not made",
+        ),
+        (
+            {"steps": [FIRST, attention(), attention(outputs=["gate_up.0", "activated.0", "logits"])]},
+            r"decoder\.steps\.2\.inputs must be there before they are read; got 'past_key\.0'",
+        ),
+        (
             {"steps": [FIRST, attention(), SECOND, swiglu(name="swigle"), LAST]},
             r"decoder\.steps\.3\.name must be an operator \(did you mean 'swiglu'\?\); got 'swigle'",
         ),
