@@ -11,9 +11,8 @@ from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
-from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph
+from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
-from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.staging import check_destination, place, staged
@@ -66,8 +65,8 @@ def build(
             _place_sources(models, folder)
         engines = {}
         for graph in graphs(recipe, models, attention_of(recipe)):
-            with clock.step(f"Build, compile and check {graph.file}"):
-                save_model(graph.make(), folder / graph.file)
+            cut = is_cut(graph, recipe)
+            with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
         kernels: dict[str, str] = {}
         for file in kernels_for(recipe, models, engines["target"].target):

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from tandemrt.engines.bundle import KERNELS
 from tandemrt.engines.gpus import architectures_for
+from tandemrt.engines.operators import HEADS, SCHEMAS
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.model.graphs import Model
 from tandemrt.plugins.kernels.compile import ARCHITECTURES, compile_kernels, kernel_names
 
-BETWEEN_PIECES = ("attention", "swiglu")  # what a decoder with a paged cache is cut at
+# What takes the place of the engines without weights; the other kernels stand between the pieces of a decoder.
+_OF_HEADS = {SCHEMAS[operator].kernels for operator in HEADS.values()}
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,10 @@ def kernels_for(recipe: Recipe, models: tuple[Model, ...], target: str) -> Itera
     dtypes = tuple(dict.fromkeys(model.dtype for model in models))
     head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
     for name in kernel_names() if architectures else ():
-        if recipe.cache == "paged" or name not in BETWEEN_PIECES:
-            yield KernelFile(name, architectures, dtypes, head_dims if name == "attention" else None)
+        if recipe.cache == "paged" or name in _OF_HEADS:
+            yield KernelFile(
+                name, architectures, dtypes, head_dims if name == SCHEMAS["window_attention"].kernels else None
+            )
 
 
 def compile_into(folder: Path, kernels: KernelFile) -> dict[str, str]:

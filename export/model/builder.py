@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from tandemrt.engines.contract import Binding
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.errors import InternalError
 
 OPSET = 24  # the first with Attention over a padded cache and TensorScatter

@@ -7,7 +7,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedFunctionsPass
 
 from tandemrt.engines import contract
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.contract import Contract
 from tandemrt.plugins.functions import OPSET, adjust_logits, library
 from tandemrt.plugins.operators import DOMAIN
 

@@ -1,7 +1,7 @@
 """The layers of a decoder over a paged cache: attention and gated activation are operators of the project, everything
 between them is a packed product, or a residual add and the norm behind it in one operator.
 
-Values at the places where such a graph can be cut (export/passes/cut.py) have the names of engines/segments.py.
+Values at the places where such a graph can be cut (export/passes/cut.py) have names that speak: hidden.i, qkv.i, …
 Whatever runs between the cuts is captured into one CUDA graph, so nothing here may be computed on the host from a
 shape.
 """
@@ -10,7 +10,6 @@ import math
 
 import onnx_ir as ir
 
-from tandemrt.engines import segments
 from tandemrt.engines.contract import BLOCK_SIZE, blocks_of
 from tandemrt.export.model import layers as blocks
 from tandemrt.export.model.builder import GraphBuilder
@@ -43,7 +42,7 @@ def stack(
     for layer in range(spec.layers):
         name, last = f"model.layers.{layer}", layer == spec.layers - 1
         with b.scope(f"layers.{layer}/attention"):
-            hidden.name = segments.hidden(layer)
+            hidden.name = f"hidden.{layer}"
             mixed, caches = _attention(b, normed, w, spec, layer, given, tables)
             presents |= caches
             if last:  # what nobody reads costs nothing from here on
@@ -52,7 +51,7 @@ def stack(
             bias = f"{name}.self_attn.o_proj.bias" if spec.out_bias else None
             normed, hidden = _add_norm(b, out, hidden, bias, w, f"{name}.post_attention_layernorm", spec)
         with b.scope(f"layers.{layer}/mlp"):
-            hidden.name = segments.residual(layer)
+            hidden.name = f"residual.{layer}"
             out = _gated_mlp(b, normed, w, spec, layer)
             bias = f"{name}.mlp.down_proj.bias" if spec.mlp_bias else None
             following = "model.norm" if last else f"model.layers.{layer + 1}.input_layernorm"
@@ -72,7 +71,7 @@ def _attention(
     name = f"model.layers.{layer}.self_attn"
     widths = [heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
     qkv = _packed(b, x, w, [f"{name}.{kind}_proj" for kind in "qkv"], widths, spec.qkv_bias)
-    qkv.name = segments.qkv(layer)
+    qkv.name = f"qkv.{layer}"
     past = [given[f"past_{kind}.{layer}"] for kind in ("key", "value")]
     norms = [w(f"{name}.{kind}_norm.weight", (spec.head_dim,)) for kind in "qk"] if spec.qk_norm else []
     cache = _dims(past[0])
@@ -87,7 +86,7 @@ def _attention(
         scale=1 / math.sqrt(spec.head_dim),
         epsilon=spec.norm_eps,
     )
-    mixed.name = segments.mixed(layer)
+    mixed.name = f"mixed.{layer}"
     return mixed, {f"present_key.{layer}": key, f"present_value.{layer}": value}
 
 
@@ -95,10 +94,10 @@ def _gated_mlp(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, layer:
     name = f"model.layers.{layer}.mlp"
     names, widths = [f"{name}.{kind}_proj" for kind in ("gate", "up")], [spec.intermediate] * 2
     gate_up = _packed(b, x, w, names, widths, spec.mlp_bias)
-    gate_up.name = segments.gate_up(layer)
+    gate_up.name = f"gate_up.{layer}"
     outputs = [(w.dtype, (*_dims(gate_up)[:2], spec.intermediate))]
     (activated,) = b.custom("swiglu", gate_up, domain=DOMAIN, outputs=outputs)
-    activated.name = segments.activated(layer)
+    activated.name = f"activated.{layer}"
     return blocks.linear(b, activated, w, f"{name}.down_proj", spec.hidden)
 
 

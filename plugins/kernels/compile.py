@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tandemrt.engines.dtypes import KERNEL_SUFFIX
 from tandemrt.plugins.kernels.nvrtc import Program, compile_program
 from tandemrt.plugins.operators import HEAD_DIMS
 
 SOURCES = Path(__file__).parent
 ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
-DTYPES = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ def _selection(dtypes: Collection[str] | None, head_dims: Collection[int] | None
     """The compiler options that hold ``variants.cuh`` to what is wanted."""
     if dtypes is None and head_dims is None:
         return ()
-    dtypes, head_dims = DTYPES if dtypes is None else dtypes, HEAD_DIMS if head_dims is None else head_dims
-    for name, wanted, known in (("dtypes", dtypes, DTYPES), ("head_dims", head_dims, HEAD_DIMS)):
+    dtypes, head_dims = KERNEL_SUFFIX if dtypes is None else dtypes, HEAD_DIMS if head_dims is None else head_dims
+    for name, wanted, known in (("dtypes", dtypes, sorted(KERNEL_SUFFIX)), ("head_dims", head_dims, HEAD_DIMS)):
         if not set(wanted) <= set(known):
             raise ValueError(f"{name}: there are kernels for {', '.join(map(str, known))}, got {list(wanted)}")
-    defines = [*(DTYPES[dtype] for dtype in dtypes), *(f"HEAD_{size}" for size in head_dims)]
+    defines = [*(KERNEL_SUFFIX[dtype].upper() for dtype in dtypes), *(f"HEAD_{size}" for size in head_dims)]
     return ("-DSELECTED", *(f"-D{define}=1" for define in sorted(set(defines))))

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tandemrt.engines.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.errors import BackendUnavailable
 
 try:
@@ -106,6 +107,14 @@ class Launch:
 def current_stream(device: torch.device) -> "Stream":
     """Torch's current stream on ``device``, for :meth:`Launch.run`."""
     return Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
+
+
+def suffix(tensor: torch.Tensor) -> str:
+    """What ends the name of a kernel that computes in the dtype of ``tensor``. Raises ValueError if none does."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in KERNEL_SUFFIX:
+        raise ValueError(f"dtype: one of {', '.join(KERNEL_SUFFIX)} is needed, got {dtype}")
+    return KERNEL_SUFFIX[dtype]
 
 
 def _argument(argument: Any) -> Any:

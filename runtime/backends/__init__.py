@@ -6,6 +6,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.manifest import RUNNABLE, EngineName
+from tandemrt.engines.operators import HEADS
 from tandemrt.engines.tensorrt.library import LIBRARIES
 from tandemrt.runtime.backends.base import Engine
 
@@ -31,17 +32,14 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
         from tandemrt.runtime.backends.tensorrt.engine import TensorRtEngine
 
         return TensorRtEngine.open(bundle, name, device)
-    if device.type == "cuda" and bundle.engine(name).segments is not None:
-        from tandemrt.runtime.backends.segmented import SegmentedEngine
+    if bundle.engine(name).decoder is not None:
+        from tandemrt.runtime.backends.executor import Executor
 
-        return SegmentedEngine.open(bundle, name, device)
-    if _runs_kernels(bundle, device):
-        from tandemrt.runtime.backends.kernels import HEADS, AdjustEngine, KernelEngine
+        return Executor.open(bundle, name, device, threads)
+    if name in HEADS and _runs_kernels(bundle, device):
+        from tandemrt.runtime.backends.kernels import KernelEngine
 
-        if name in HEADS:
-            return KernelEngine.open(bundle, name, device)
-        if name == "adjust":
-            return AdjustEngine.open(bundle, device)
+        return KernelEngine.open(bundle, name, device)
     from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)

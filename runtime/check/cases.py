@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from tandemrt.engines import operators
 from tandemrt.engines.contract import mask_words
 from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
 
 Case = dict[str, np.ndarray]
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule")
+SAMPLING = tuple(binding.name for binding in operators.SAMPLING)
 
 
 def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, filters: bool = True) -> Case:

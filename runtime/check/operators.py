@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.engines.contract import Binding
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.check.adjust import check_adjust

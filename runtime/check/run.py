@@ -47,7 +47,9 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
     plan = Plan.of(limits, bundle.valid_tokens)
 
     def decoder(name: EngineName, engine: Engine) -> Iterator[Finding]:
-        yield check_logits(name, engine, expected(open_baseline(bundle, name, threads), plan), plan)
+        rows, length = len(plan.tokens), len(plan.tokens[0])
+        baseline = open_baseline(bundle, name, threads, {"batch": rows, "query": length, "rows": length})
+        yield check_logits(name, engine, expected(baseline, plan), plan)
 
     for name in bundle.manifest.engines:
         engine = engines[name]

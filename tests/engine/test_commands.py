@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import Binding
 from tests.makers import tiny_checkpoint, write_recipe
 
 
@@ -76,6 +76,31 @@ def test_inspect_finds_engines_whose_bindings_differ_from_the_contract(run, fold
     code, out, _ = run("export", "inspect", "swapped")
     assert code == 1
     assert "engine target: input token_ids int64[batch, query] should be token_ids int32[batch, query]" in words(out)
+
+
+def test_inspect_shows_the_steps_of_a_decoder_and_looks_into_every_piece(run, folder: Path) -> None:
+    tiny_checkpoint(folder / "wide", layers=1, head_dim=32)
+    backend = 'name = "onnxruntime-cuda"\narchitectures = ["9.0"]'
+    write_recipe(folder / "paged.toml", target=folder / "wide", backend=backend)
+    assert run("export", "build", "paged.toml", "--out", "paged")[0] == 0
+    code, out, _ = run("export", "inspect", "paged")
+    assert code == 0
+    assert "4 in target/" in words(out), "the constants and three pieces"
+    assert "3 pieces, 1 window_attention (heads 4, kv_heads 2, sliding_window 0, " in words(out)
+    assert "1 swiglu" in words(out)
+
+    manifest = Bundle.open(folder / "paged").manifest
+    engine = manifest.engines["target"]
+    assert engine.decoder is not None
+    values = tuple(replace(v, dtype="float16") if v.name == "hidden.0" else v for v in engine.decoder.values)
+    decoder = engine.decoder.model_copy(update={"values": values})
+    engines = {**manifest.engines, "target": engine.model_copy(update={"decoder": decoder})}
+    (folder / "paged/bundle.json").write_text(manifest.model_copy(update={"engines": engines}).to_json())
+    code, out, _ = run("export", "inspect", "paged")
+    assert code == 1
+    wrong = "hidden.0 float32[batch, query, 32] should be hidden.0 float16[batch, query, 32]"
+    assert f"engine target: output {wrong}" in words(out)
+    assert f"engine target: input {wrong}" in words(out)
 
 
 def test_inspect_speaks_json(run) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import InternalError
 from tandemrt.export.model.builder import GraphBuilder, save_model
 from tandemrt.export.model.decoder import build_decoder

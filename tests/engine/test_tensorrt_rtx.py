@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tandemrt.engines.contract import Binding
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.errors import BackendUnavailable, BadRecipe
 from tandemrt.engines.tensorrt.recipe import TensorRtRtx
 from tandemrt.export.compile.tensorrt.engine import build_engine

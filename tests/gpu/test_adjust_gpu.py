@@ -12,8 +12,8 @@ from tandemrt import LLM
 from tandemrt.engines import contract
 from tandemrt.export.model.heads import build_adjust
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.kernels.module import KernelModule
-from tandemrt.runtime.backends.kernels import AdjustEngine
+from tandemrt.plugins.launch import Context
+from tandemrt.runtime.backends.kernels import KernelEngine
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.check.adjust import adjust_case, adjusted, defined
 from tests.gpu.here import architectures
@@ -34,18 +34,18 @@ ADJUSTED = [(prompt, params | PENALTIES[i % 4]) for i, (prompt, params) in enume
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> KernelModule:
+def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     folder: Path = tmp_path_factory.mktemp("kernels")
     compile_kernels(architectures(), folder, names=["adjust"])
-    return KernelModule.open(folder, "adjust")
+    return Context(CUDA, folder)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("vocab", "window", "columns"), SHAPES)
 def test_the_kernel_gives_the_numbers_of_the_definition(
-    module: KernelModule, vocab: int, window: int, columns: int, dtype: str
+    context: Context, vocab: int, window: int, columns: int, dtype: str
 ) -> None:
-    engine = AdjustEngine(module, contract.adjust(vocab=vocab, dtype=dtype), CUDA)
+    engine = KernelEngine("adjust_logits", contract.adjust(vocab=vocab, dtype=dtype), context)
     for seed in range(3):
         case = adjust_case(vocab=vocab, window=window, columns=columns, batch=5, seed=seed)
         np.testing.assert_array_equal(adjusted(engine, case), defined(case, dtype))

@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.dtypes import from_tensorrt
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
 from tandemrt.engines.gpus import Capability, covers, name_of
 from tandemrt.engines.manifest import Engine as Entry
 from tandemrt.engines.manifest import EngineName
-from tandemrt.engines.tensorrt.library import DTYPES, load, logger
+from tandemrt.engines.tensorrt.library import load, logger
 from tandemrt.runtime.backends.tensorrt.plan import Profile, Shape
 
 
@@ -74,7 +76,7 @@ def contract_of(engine: Any) -> Contract:
         name = engine.get_tensor_name(i)
         dtype = engine.get_tensor_dtype(name).name
         kind = engine.get_tensor_mode(name).name
-        kinds[kind].append(Binding(name, DTYPES.get(dtype, dtype), tuple(engine.get_tensor_shape(name))))
+        kinds[kind].append(Binding(name, from_tensorrt(dtype), tuple(engine.get_tensor_shape(name))))
         if kind == "OUTPUT" and (source := engine.get_aliased_input_tensor(name)):
             aliases.append((name, source))
     return Contract(tuple(kinds["INPUT"]), tuple(kinds["OUTPUT"]), tuple(aliases))
