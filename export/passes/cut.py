@@ -9,8 +9,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 from tandemrt.engines import segments
 from tandemrt.engines.errors import InternalError
 from tandemrt.engines.manifest import Segments
-from tandemrt.export.model.builder import IR_VERSION
-from tandemrt.export.model.paged import LIBRARY
+from tandemrt.export.model.builder import IR_VERSION, LIBRARY
 from tandemrt.plugins.operators import DOMAIN
 
 

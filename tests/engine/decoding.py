@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTr
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.layers import Lowering
+from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.runtime.backends.base import Engine
