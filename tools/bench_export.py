@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.layers import Lowering
+from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.export.read.checkpoint import Checkpoint

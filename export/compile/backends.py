@@ -15,7 +15,7 @@ from tandemrt.export.compile.tensorrt.listeners import Progress
 from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, head_profiles
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graphs import Graph
-from tandemrt.export.model.layers import Lowering
+from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.products import fuse_transposed_products
 

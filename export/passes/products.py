@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-LIBRARY = "com.microsoft"  # onnxruntime's own operators, for CPU and CUDA
+from tandemrt.export.model.builder import LIBRARY
 
 
 def fuse_transposed_products(model: ir.Model) -> None:

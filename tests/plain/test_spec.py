@@ -46,7 +46,7 @@ def test_llama_3_1_as_published():
         "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
     })  # fmt: skip
     assert (spec.family, spec.head_dim, spec.kv_heads, spec.max_length) == ("llama", 128, 8, 131072)
-    assert (spec.rope.kind, spec.rope.theta, spec.window) == ("llama3", 500000.0, None)
+    assert (spec.rope.kind, spec.rope.theta, spec.sliding_window) == ("llama3", 500000.0, None)
 
 
 def test_qwen2_5_as_published_has_a_sliding_window_that_is_off():
@@ -58,7 +58,13 @@ def test_qwen2_5_as_published_has_a_sliding_window_that_is_off():
         "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
         "transformers_version": "4.43.1", "use_cache": True, "use_sliding_window": False, "vocab_size": 152064,
     })  # fmt: skip
-    assert (spec.family, spec.head_dim, spec.qkv_bias, spec.out_bias, spec.window) == ("qwen2", 128, True, False, None)
+    assert (spec.family, spec.head_dim, spec.qkv_bias, spec.out_bias, spec.sliding_window) == (
+        "qwen2",
+        128,
+        True,
+        False,
+        None,
+    )
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -155,13 +161,13 @@ def test_a_missing_field_is_named(field):
 
 
 def test_sliding_windows_are_read_where_a_family_has_them():
-    assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=4096)).window == 4096
-    assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=None)).window is None
+    assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=4096)).sliding_window == 4096
+    assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=None)).sliding_window is None
     silent = config("MistralForCausalLM")
     del silent["sliding_window"]
-    assert ModelSpec.from_hf(silent).window == MistralConfig.from_dict(silent).sliding_window == 4096
+    assert ModelSpec.from_hf(silent).sliding_window == MistralConfig.from_dict(silent).sliding_window == 4096
     qwen3 = {"architecture": "Qwen3ForCausalLM", "use_sliding_window": True, "layer_types": None}
-    assert ModelSpec.from_hf(config(**qwen3, sliding_window=512)).window == 512
+    assert ModelSpec.from_hf(config(**qwen3, sliding_window=512)).sliding_window == 512
     with pytest.raises(BadCheckpoint, match="sliding_window should be a whole number"):
         ModelSpec.from_hf(config(**qwen3))
     with pytest.raises(BadCheckpoint, match=r"layer_types should name .*linear_attention"):
@@ -185,4 +191,4 @@ def test_the_layers_that_have_a_window_are_those_of_transformers(architecture, f
     theirs = CONFIGS[architecture](**fields)
     found = ModelSpec.from_hf({"architectures": [architecture], **config(architecture, layer_types=None), **fields})
     expected = tuple(kind == "sliding_attention" for kind in theirs.layer_types)
-    assert (found.windowed, found.window) == (expected, 512 if any(expected) else None)
+    assert (found.sliding_layers, found.sliding_window) == (expected, 512 if any(expected) else None)
