@@ -111,14 +111,14 @@ class Segments(Record):
 
 
 class Engine(Record):
-    """One compiled engine. ``target`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``.
+    """One compiled engine. ``built_for`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``.
 
     A decoder with a paged cache has ``segments``; its ``file`` is the whole graph, which computes the same on a CPU.
     """
 
     file: RelativePath
     backend: str
-    target: str
+    built_for: str
     dtype: str
     contract: Contract
     segments: Segments | None = None

@@ -7,7 +7,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -21,6 +21,7 @@ from pydantic import (
 
 from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabilities
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
@@ -32,7 +33,6 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Window = Annotated[int, Field(ge=1, le=16)]
-Architecture = Literal["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]  # what the kernels are written for
 
 
 class _WithCheckpoint(Section):
@@ -119,14 +119,16 @@ class OnnxRuntimeCpu(Section):
 class OnnxRuntimeCuda(Section):
     """``cache``: *paged* runs attention in our own kernels between pieces of the graph, *linear* the graph as a whole.
 
-    ``architectures``: compute capabilities the kernels are compiled for; newer GPUs translate those of the lowest.
+    ``compute_capabilities`` are those the kernels are compiled for; newer GPUs translate those of the lowest.
     """
 
     name: Literal["onnxruntime-cuda"]
     cache: CacheKind = "paged"
-    architectures: Annotated[tuple[Architecture, ...], Field(strict=False, min_length=1)] = get_args(Architecture)
+    compute_capabilities: Annotated[tuple[KernelCapability, ...], Field(strict=False, min_length=1)] = (
+        COMPUTE_CAPABILITIES
+    )
 
-    @field_validator("architectures")
+    @field_validator("compute_capabilities")
     @classmethod
     def _once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return _distinct(value)
@@ -192,9 +194,9 @@ class Recipe(Section):
         return self.backend.cache if isinstance(self.backend, OnnxRuntimeCuda) else "linear"
 
     @property
-    def architectures(self) -> tuple[str, ...]:
-        """Compute capabilities that the bundle's kernels are compiled for; none where it needs no kernels."""
-        return self.backend.architectures if isinstance(self.backend, OnnxRuntimeCuda) else ()
+    def kernel_capabilities(self) -> tuple[str, ...]:
+        """Compute capabilities that the recipe wants kernels for; none where they follow from the engines."""
+        return self.backend.compute_capabilities if isinstance(self.backend, OnnxRuntimeCuda) else ()
 
     @property
     def cache_blocks(self) -> int | None:

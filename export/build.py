@@ -70,8 +70,8 @@ def build(
                 save_model(graph.make(), folder / graph.file)
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
         kernels: dict[str, str] = {}
-        for file in kernels_for(recipe, models, engines["target"].target):
-            with clock.step(f"Compile {file.name}.cu for {', '.join(file.architectures)}"):
+        for file in kernels_for(recipe, models, engines["target"].built_for):
+            with clock.step(f"Compile {file.name}.cu for {', '.join(file.compute_capabilities)}"):
                 kernels |= compile_into(folder, file)
         with clock.step("Take the digest of every file"):
             files = _files(folder)

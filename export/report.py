@@ -86,7 +86,7 @@ def _engines(manifest: Manifest) -> Table:
     for name, engine in manifest.engines.items():
         size, weights = manifest.files[engine.file].size, _weights(manifest, engine.file)
         shown = _bytes(weights) if weights else ""
-        place = engine.backend if engine.backend.endswith(engine.target) else f"{engine.backend} {engine.target}"
+        place = engine.backend if engine.backend.endswith(engine.built_for) else f"{engine.backend} {engine.built_for}"
         table.add_row(name, place, engine.dtype, _bytes(size), shown, engine.file)
     return table
 

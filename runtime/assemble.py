@@ -84,7 +84,7 @@ def _device(bundle: Bundle, device: str | torch.device | None) -> torch.device:
     if where.type == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailable(
             f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r} for engines built for "
-            f"{target.backend} ({target.target}); install a torch built for CUDA on a machine with a GPU"
+            f"{target.backend} ({target.built_for}); install a torch built for CUDA on a machine with a GPU"
             + (", or use device='cpu'" if onnxruntime and not bfloat16 else "")
         )
     if where.type == "cpu" and onnxruntime and bfloat16:

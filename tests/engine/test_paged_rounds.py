@@ -16,7 +16,7 @@ from tandemrt.runtime.caches.kv_cache import BlockTable
 from tests.engine.test_invisible import REQUESTS, outputs, told
 from tests.makers import tiny_checkpoint, write_recipe
 
-PAGED = 'name = "onnxruntime-cuda"\ncache = "paged"\narchitectures = ["9.0"]'
+PAGED = 'name = "onnxruntime-cuda"\ncache = "paged"\ncompute_capabilities = ["9.0"]'
 
 
 @pytest.fixture(scope="module")

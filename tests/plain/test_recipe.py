@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.gpus import COMPUTE_CAPABILITIES
 from tandemrt.engines.recipe import INCLUDED, ModelDraft, NgramDraft, Recipe, locate
-from tandemrt.plugins.kernels.compile import ARCHITECTURES
 
 MINIMAL = 'name = "r"\n[target]\ncheckpoint = "models/target"\n'
 
@@ -55,14 +55,14 @@ def test_capacity_leaves_slack_for_the_padded_tail_of_the_last_window(tmp_path: 
 CUDA = MINIMAL + '[backend]\nname = "onnxruntime-cuda"\n'
 
 
-def test_a_cuda_recipe_has_paged_caches_and_kernels_for_every_architecture_unless_it_says_otherwise(
+def test_a_cuda_recipe_has_paged_caches_and_kernels_for_every_compute_capability_unless_it_says_otherwise(
     tmp_path: Path,
 ) -> None:
     recipe = load(tmp_path, CUDA)
-    assert (recipe.cache, recipe.architectures) == ("paged", ARCHITECTURES)
-    other = load(tmp_path, CUDA + 'cache = "linear"\narchitectures = ["9.0"]')
-    assert (other.cache, other.architectures, other.cache_blocks) == ("linear", ("9.0",), None)
-    assert (load(tmp_path, MINIMAL).cache, load(tmp_path, MINIMAL).architectures) == ("linear", ())
+    assert (recipe.cache, recipe.kernel_capabilities) == ("paged", COMPUTE_CAPABILITIES)
+    other = load(tmp_path, CUDA + 'cache = "linear"\ncompute_capabilities = ["9.0"]')
+    assert (other.cache, other.kernel_capabilities, other.cache_blocks) == ("linear", ("9.0",), None)
+    assert (load(tmp_path, MINIMAL).cache, load(tmp_path, MINIMAL).kernel_capabilities) == ("linear", ())
 
 
 def test_a_paged_cache_has_room_for_every_slot_or_for_the_tokens_a_recipe_says(tmp_path: Path) -> None:
@@ -204,12 +204,12 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
             "limits.cache_tokens must hold one request: length + window + 1 = 101; got 100. Raise it",
         ),
         (
-            '[backend]\nname = "onnxruntime-cuda"\narchitectures = ["9.0", "9.0"]',
+            '[backend]\nname = "onnxruntime-cuda"\ncompute_capabilities = ["9.0", "9.0"]',
             "must name each capability once; got 9.0, 9.0",
         ),
         (
-            '[backend]\nname = "onnxruntime-cuda"\narchitectures = ["7.5"]',
-            "architectures.0: must be '8.0', '8.6', '8.9', '9.0', '10.0' or '12.0'; got '7.5'",
+            '[backend]\nname = "onnxruntime-cuda"\ncompute_capabilities = ["7.5"]',
+            "compute_capabilities.0: must be '8.0', '8.6', '8.9', '9.0', '10.0' or '12.0'; got '7.5'",
         ),
         (
             '[backend]\nname = "onnxruntime-cuda"\ncache = "ring"',
