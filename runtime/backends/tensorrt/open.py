@@ -61,8 +61,8 @@ def deserialise(trt: Any, name: EngineName, entry: Entry, file: Path) -> Any:
         why = "; ".join((*_diagnoses(trt, runtime, data), log.said()))
     raise BackendUnavailable(
         f"engine {name!r}: {entry.backend} {trt.__version__} cannot open {file.name}, built for {entry.built_for}: "
-        f"{why}. An engine opens with the release that built it (export inspect tells which), on a GPU that it was built for; "
-        "install that release or build the bundle again"
+        f"{why}. An engine opens with the release that built it (export inspect tells which), on a GPU that it was "
+        "built for; install that release or build the bundle again"
     )
 
 
