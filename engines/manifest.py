@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.validation import Record, explain, refuse
@@ -52,8 +53,7 @@ class Limits(Record):
 
     @model_validator(mode="after")
     def _leave_slack(self) -> "Limits":
-        if self.capacity < self.length + self.window + 1:
-            needed = self.length + self.window + 1
+        if self.capacity < (needed := capacity(self.length, self.window)):
             raise refuse(f"capacity must be at least length + window + 1 = {needed}; got {self.capacity}")
         row = blocks_of(self.capacity)
         if self.cache_blocks is not None and self.cache_blocks < row:

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
@@ -146,6 +147,7 @@ class Recipe(Section):
         OnnxRuntimeCpu(name="onnxruntime-cpu")
     )
     _digest: str = PrivateAttr(default="")
+    _file: str = PrivateAttr(default="")
 
     @classmethod
     def load(cls, path: str | Path, *, backend: str | None = None, dtype: str | None = None) -> "Recipe":
@@ -170,6 +172,7 @@ class Recipe(Section):
         except ValidationError as error:
             options = "".join(f" with --{name} {value}" for name, value in asked.items())
             raise BadRecipe(f"recipe {path}{options} must be corrected:\n{explain(error, tags=KINDS)}") from error
+        recipe._file = str(path)
         recipe._digest = hashlib.sha256(content + (json.dumps(asked).encode() if asked else b"")).hexdigest()
         return recipe
 
@@ -178,6 +181,21 @@ class Recipe(Section):
         """The sha256 of the file this recipe was loaded from, and of what took the place of its values."""
         return self._digest
 
+    def require_checkpoints(self) -> None:
+        """Raise BadRecipe for a checkpoint folder that does not exist, by the key that names it."""
+        named = {"target": self.target.checkpoint}
+        if isinstance(self.draft, ModelDraft):
+            named["draft"] = self.draft.checkpoint
+        lines = [
+            f"{section}.checkpoint: must be an existing folder; got {str(folder)!r}"
+            for section, folder in named.items()
+            if not folder.is_dir()
+        ]
+        if lines:
+            where = f"recipe {self._file}" if self._file else f"recipe {self.name!r}"
+            fix = "Put the checkpoint there, or copy the recipe and name its folder."
+            raise BadRecipe(f"{where} names a checkpoint that is not there. {fix}\n" + "\n".join(lines))
+
     @property
     def draft_dtype(self) -> Dtype | None:
         """The compute type of a draft model: its own, else the target's. None when no model drafts."""
@@ -185,8 +203,8 @@ class Recipe(Section):
 
     @property
     def capacity(self) -> int:
-        """Tokens one cache row holds: ``length`` plus slack for the padded tail of the last window."""
-        return self.limits.length + self.draft.window + 1
+        """Tokens one cache row holds: a text of full length and the slack of a round (engines/calls.py)."""
+        return capacity(self.limits.length, self.draft.window)
 
     @property
     def cache(self) -> CacheKind:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from types import TracebackType
@@ -16,10 +17,12 @@ from tandemrt.engines.options import OpeningOptions, RuntimeOptions, signature
 from tandemrt.engines.params import SamplingParams
 from tandemrt.runtime.assemble import assemble
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.progress import progress_bar
 from tandemrt.runtime.requests.admission import Admission
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.prompt import Prompt, is_batch
 from tandemrt.runtime.requests.request import Listener, Request
+from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.loop import Loop
 from tandemrt.runtime.round.worker import Worker
 
@@ -52,6 +55,8 @@ class LLM:
             grammar_timeout_s=asked.grammar_timeout_s,
         )
         self._worker = Worker(self._loop)
+        if asked.cuda_graphs and self._loop.clock.device.type == "cuda":
+            self._capture()
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # to a type checker a text is a sequence of texts
@@ -170,6 +175,16 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _capture(self) -> None:
+        if not self._loop.tandem.engines["target"].capturable:
+            return
+        try:
+            with progress_bar("capturing CUDA graphs") as progress:
+                self._worker.prepare(partial(capture, self._loop, progress))
+        except BaseException:
+            self.close()
+            raise
 
     def _submit(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Request, "Future[RequestOutput]"]:
         futures: list[Future[RequestOutput]] = []

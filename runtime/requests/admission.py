@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from transformers import PreTrainedTokenizerBase
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.params import SamplingParams
@@ -52,7 +53,7 @@ class Admission:
             )
         require_fit(params, self._bundle.manifest, self._window)
         max_tokens = room if params.max_tokens is None else params.max_tokens
-        needed = len(ids) + max_tokens + self._window + 1
+        needed = capacity(len(ids) + max_tokens, self._window)
         if self._cache_tokens is not None and needed > self._cache_tokens:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}), output ({max_tokens}) and a window ({self._window + 1}) need room "

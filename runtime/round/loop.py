@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from tandemrt.engines.calls import bucket, capacity
 from tandemrt.runtime.caches.kv_cache import Room
 from tandemrt.runtime.device import Clock, upload
 from tandemrt.runtime.drafters.base import Drafter
@@ -32,7 +33,6 @@ from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.round.books import Books, Round
-from tandemrt.runtime.round.buckets import bucket
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.fill import Filler
 from tandemrt.runtime.round.slots import SlotState
@@ -69,8 +69,8 @@ class Loop:
         self.clock = clock
         self.room = room
         self._timeline = timeline
-        self._slots = slots
-        self._windows = windows
+        self.slots = slots
+        self.windows = windows
         self._buffers: RoundBuffers = tandem.buffers
         self._state: SlotState = tandem.state
         self._chunk = prefill_chunk
@@ -171,9 +171,8 @@ class Loop:
                 self._place(slot, request)
 
     def _reserve(self, slot: int, request: Request) -> bool:
-        # All that a request may ever hold, so that it never runs out: the last round writes a whole window, and one
-        # more may be on its way before the host has seen the end.
-        return self.room.reserve(slot, len(request.prompt) + request.max_tokens + self._windows.largest + 1)
+        # All that a request may ever hold, so that it never runs out.
+        return self.room.reserve(slot, capacity(len(request.prompt) + request.max_tokens, self.windows.largest))
 
     def _place(self, slot: int, request: Request) -> None:
         # A slot in prefill is a row of every round as well: it stands at its next prompt token, so what the round
@@ -185,8 +184,8 @@ class Loop:
         """Rows and drafted tokens of a round's calls. Rows that no request has are masked out."""
         if not rows:
             return 0, 0
-        window = min(self._windows.of(len(rows)), max(request.window for request in rows.values()))
-        return bucket(max(rows) + 1, self._slots), window
+        window = min(self.windows.of(len(rows)), max(request.window for request in rows.values()))
+        return bucket(max(rows) + 1, self.slots), window
 
     def _propose(self, rows: Mapping[int, Request], batch: int, window: int, filters: bool) -> Buffer | None:
         with self.metrics.timed("propose"), self._timeline.span("propose"):

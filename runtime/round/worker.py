@@ -2,6 +2,8 @@
 
 import logging
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.round.loop import Loop
@@ -21,11 +23,14 @@ class Worker:
 
     def submit(self, request: Request, *, block: bool) -> None:
         """Queue ``request``. Raises QueueFull unless ``block``, and InternalError once closed."""
-        with self._starting:  # before the request is queued: whoever closes must find the thread to wait for
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tandemrt-loop", daemon=True)
-                self._thread.start()
+        self._start()  # before the request is queued: whoever closes must find the thread to wait for
         self._loop.scheduler.submit(request, block=block)
+
+    def prepare(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the loop's thread before the first request, and wait for it. Raises what it raises."""
+        done: Future[None] = Future()
+        self._start(work, done)
+        done.result()
 
     def close(self) -> None:
         """Cancel what is running or waiting, stop the thread and let go of the engines. Safe to call twice."""
@@ -40,8 +45,20 @@ class Worker:
             self._loop.close()
             self._closed = True
 
-    def _run(self) -> None:
+    def _start(self, work: Callable[[], None] = lambda: None, done: "Future[None] | None" = None) -> None:
+        with self._starting:
+            if self._thread is None:
+                arguments = (work, done or Future())
+                self._thread = threading.Thread(target=self._run, args=arguments, name="tandemrt-loop", daemon=True)
+                self._thread.start()
+
+    def _run(self, work: Callable[[], None], done: "Future[None]") -> None:
         with self._loop.clock.active():
+            try:
+                work()
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
             while self._loop.scheduler.wait_for_work():
                 try:
                     self._loop.step()
