@@ -55,6 +55,7 @@ def build(
     out = out.resolve()
     check_destination(out, recipe.name, force=force)
     compiling.require_use(recipe)
+    recipe.require_checkpoints()
     clock = _Clock(progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)

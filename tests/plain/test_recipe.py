@@ -82,13 +82,27 @@ def test_a_recipe_cannot_be_changed(tmp_path: Path) -> None:
 
 
 def test_included_recipes_load_and_are_found_by_name() -> None:
-    drafts = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft, "demo-ngram": NgramDraft}
-    assert {file.stem for file in INCLUDED.glob("*.toml")} == set(drafts)
-    for name, kind in drafts.items():
+    demos = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft, "demo-ngram": NgramDraft}
+    pairs = {"qwen3-8b": ModelDraft, "llama-3.1-8b": ModelDraft}
+    assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs}
+    for name, kind in (demos | pairs).items():
         recipe = Recipe.load(locate(name))
         assert recipe.name == name
         assert isinstance(recipe.draft, kind)
-        assert recipe.target.checkpoint.parts[-4:] == ("tools", "demo", "checkpoints", "target")
+        if name in demos:
+            assert recipe.target.checkpoint.parts[-4:] == ("tools", "demo", "checkpoints", "target")
+            recipe.require_checkpoints()
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "llama-3.1-8b"])
+def test_a_checkpoint_that_is_not_there_is_refused_by_its_key_and_file(name: str) -> None:
+    recipe = Recipe.load(locate(name))
+    with pytest.raises(BadRecipe) as caught:
+        recipe.require_checkpoints()
+    said = str(caught.value)
+    assert f"recipe {locate(name)} names a checkpoint that is not there. Put the checkpoint there, or copy" in said
+    for section, model in (("target", recipe.target), ("draft", recipe.draft)):
+        assert f"{section}.checkpoint: must be an existing folder; got '{model.checkpoint}'" in said  # type: ignore[union-attr]
 
 
 def test_a_path_wins_over_the_name_of_an_included_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
