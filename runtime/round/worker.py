@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.round.loop import Loop
 
@@ -27,9 +28,13 @@ class Worker:
         self._loop.scheduler.submit(request, block=block)
 
     def prepare(self, work: Callable[[], None]) -> None:
-        """Run ``work`` in the loop's thread before the first request, and wait for it. Raises what it raises."""
+        """Run ``work`` in the loop's thread before the first request, and wait for it. Raises what it raises.
+
+        Raises InternalError when requests came first.
+        """
         done: Future[None] = Future()
-        self._start(work, done)
+        if not self._start(work, done):
+            raise InternalError("the loop's thread runs already; prepare it before the first request")
         done.result()
 
     def close(self) -> None:
@@ -45,12 +50,15 @@ class Worker:
             self._loop.close()
             self._closed = True
 
-    def _start(self, work: Callable[[], None] = lambda: None, done: "Future[None] | None" = None) -> None:
+    def _start(self, work: Callable[[], None] = lambda: None, done: "Future[None] | None" = None) -> bool:
+        """Start the loop's thread; False if it was there."""
         with self._starting:
-            if self._thread is None:
-                arguments = (work, done or Future())
-                self._thread = threading.Thread(target=self._run, args=arguments, name="tandemrt-loop", daemon=True)
-                self._thread.start()
+            if self._thread is not None:
+                return False
+            arguments = (work, done or Future())
+            self._thread = threading.Thread(target=self._run, args=arguments, name="tandemrt-loop", daemon=True)
+            self._thread.start()
+            return True
 
     def _run(self, work: Callable[[], None], done: "Future[None]") -> None:
         with self._loop.clock.active():

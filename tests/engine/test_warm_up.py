@@ -49,8 +49,11 @@ def test_a_capture_that_fails_is_told_to_whoever_opens_the_bundle(tiny_bundle: P
     def fail() -> None:
         raise RuntimeError("no memory for a graph")
 
-    with LLM(tiny_bundle, threads=1) as llm, pytest.raises(RuntimeError, match="no memory for a graph"):
-        llm._worker.prepare(fail)
+    with LLM(tiny_bundle, threads=1) as llm:
+        with pytest.raises(RuntimeError, match="no memory for a graph"):
+            llm._worker.prepare(fail)
+        with pytest.raises(InternalError, match="prepare it before the first request"):
+            llm._worker.prepare(fail)
 
 
 def test_on_a_cpu_nothing_is_captured_when_a_bundle_opens(tiny_bundle: Path) -> None:

@@ -37,10 +37,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "venv/bin/python"
     asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
     [own] = subprocess.check_output([python, "-c", asked], text=True).splitlines()
-    # Dependencies are those of this environment. A path file names them; those of that folder itself are not read, so
-    # the checkout, which is installed here, is not found by it.
-    theirs = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
-    Path(own, "dependencies.pth").write_text("\n".join(theirs) + "\n")
+    # Dependencies are those of this environment, linked one by one: the checkout is installed there as well.
+    for entry in {entry for kind in ("purelib", "platlib") for entry in Path(sysconfig.get_path(kind)).iterdir()}:
+        if "tandemrt" not in entry.name and entry.suffix != ".pth" and not Path(own, entry.name).exists():
+            Path(own, entry.name).symlink_to(entry)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
     subprocess.run(pip, check=True, env=environment(python))
     return python
