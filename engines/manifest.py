@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.decoder import Decoder
 from tandemrt.engines.errors import BadBundle
@@ -44,8 +45,7 @@ class Limits(Record):
 
     @model_validator(mode="after")
     def _leave_slack(self) -> "Limits":
-        if self.capacity < self.length + self.window + 1:
-            needed = self.length + self.window + 1
+        if self.capacity < (needed := capacity(self.length, self.window)):
             raise refuse(f"capacity must be at least length + window + 1 = {needed}; got {self.capacity}")
         row = blocks_of(self.capacity)
         if self.cache_blocks is not None and self.cache_blocks < row:
@@ -78,7 +78,7 @@ class Draft(Record):
 
 
 class Engine(Record):
-    """One compiled engine. ``target`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``.
+    """One compiled engine. ``built_for`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``.
 
     It is one ``file``, or a ``decoder``: steps, whose pieces are files.
     """
@@ -86,7 +86,7 @@ class Engine(Record):
     file: RelativePath | None = None
     decoder: Decoder | None = None
     backend: str
-    target: str
+    built_for: str
     dtype: str
     contract: Contract
 

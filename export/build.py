@@ -54,6 +54,7 @@ def build(
     out = out.resolve()
     check_destination(out, recipe.name, force=force)
     compiling.require_use(recipe)
+    recipe.require_checkpoints()
     clock = _Clock(progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
@@ -69,8 +70,8 @@ def build(
             with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
         kernels: dict[str, str] = {}
-        for file in kernels_for(recipe, models, engines["target"].target):
-            with clock.step(f"Compile {file.name}.cu for {', '.join(file.architectures)}"):
+        for file in kernels_for(recipe, models, engines["target"].built_for):
+            with clock.step(f"Compile {file.name}.cu for {', '.join(file.compute_capabilities)}"):
                 kernels |= compile_into(folder, file)
         with clock.step("Take the digest of every file"):
             files = _files(folder)

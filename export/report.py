@@ -96,7 +96,7 @@ def _engines(manifest: Manifest) -> Table:
         size = sum(manifest.files[file].size for file in engine.files)
         weights, files = _weights(manifest, engine.files[0]), _listed(engine.files)
         shown = _bytes(weights) if weights else ""
-        place = engine.backend if engine.backend.endswith(engine.target) else f"{engine.backend} {engine.target}"
+        place = engine.backend if engine.backend.endswith(engine.built_for) else f"{engine.backend} {engine.built_for}"
         table.add_row(name, place, engine.dtype, _bytes(size), shown, files)
     return table
 

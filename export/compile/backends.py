@@ -88,7 +88,7 @@ def _in_steps(graph: Graph, backend: str, folder: Path) -> Engine:
         save_model(piece, folder / file)
     for each in decoder.pieces:
         onnxruntime.require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
-    return Engine(decoder=decoder, backend=backend, target="cuda", dtype=graph.dtype, contract=graph.contract)
+    return Engine(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
 
 
 def _tensorrt(
@@ -112,8 +112,8 @@ def _tensorrt(
         raise InternalError(f"{report.path.name} must have the bindings of its contract: {'; '.join(lines)}")
     if missing := set(graph.contract.aliases) - set(report.contract.aliases):
         raise InternalError(f"{report.path.name} must update its caches in place; {sorted(missing)} do not")
-    return _entry(graph, report.path.relative_to(folder).as_posix(), backend.name, report.target)
+    return _entry(graph, report.path.relative_to(folder).as_posix(), backend.name, report.built_for)
 
 
-def _entry(graph: Graph, file: str, backend: str, target: str) -> Engine:
-    return Engine(file=file, backend=backend, target=target, dtype=graph.dtype, contract=graph.contract)
+def _entry(graph: Graph, file: str, backend: str, built_for: str) -> Engine:
+    return Engine(file=file, backend=backend, built_for=built_for, dtype=graph.dtype, contract=graph.contract)

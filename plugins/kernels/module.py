@@ -31,7 +31,7 @@ class KernelModule:
     def open(cls, folder: Path, name: str, device: torch.device | str = "cuda") -> "KernelModule":
         """Load ``folder/NAME.sm_XY.cubin`` for ``device``, else let the driver translate ``folder/NAME.ptx``.
 
-        Raises BackendUnavailable if neither is there for the device's architecture.
+        Raises BackendUnavailable if neither is there for the device's compute capability.
         """
         device = torch.device(device)
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
@@ -47,7 +47,7 @@ class KernelModule:
         offered = sorted(path.name for path in (*folder.glob(f"{name}.*.cubin"), *folder.glob(f"{name}.ptx")))
         raise BackendUnavailable(
             f"{folder}: no {name} kernels for {torch.cuda.get_device_name(device)} (sm_{major}{minor}), "
-            f"there are {', '.join(offered) or 'none'}; add its architecture to the recipe and build the bundle again"
+            f"there are {', '.join(offered) or 'none'}; add its compute capability to the recipe and build again"
         )
 
     def kernel(self, name: str, *, shared: int = 0) -> Any:

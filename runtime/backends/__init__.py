@@ -16,7 +16,7 @@ def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> d
     for name, entry in bundle.manifest.engines.items():
         if entry.backend not in RUNNABLE:
             raise BackendUnavailable(
-                f"engine {name!r}: built for {entry.backend} ({entry.target}), which this version can build but not "
+                f"engine {name!r}: built for {entry.backend} ({entry.built_for}), which this version can build but not "
                 f"run; it runs {', '.join(RUNNABLE)}: build the bundle with one of those in the recipe's [backend] name"
             )
     if device.type == "cuda" and any(entry.backend in LIBRARIES for entry in bundle.manifest.engines.values()):

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.calls import Sizes, largest_calls
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.decoder import Decoder, Operator, Piece
 from tandemrt.engines.errors import InternalError
-from tandemrt.engines.manifest import EngineName, Limits
+from tandemrt.engines.manifest import EngineName
 from tandemrt.plugins.faces import launcher
 from tandemrt.plugins.launch import Call, Context
 from tandemrt.runtime.backends.base import check_tensors
@@ -21,7 +22,6 @@ from tandemrt.runtime.backends.buffers import bytes_of, plan_buffers
 from tandemrt.runtime.backends.pieces import OpenPiece, open_piece, read_constants
 
 _LOADING = 4  # pieces that load at a time: each holds its weights in host memory meanwhile
-Sizes = Mapping[str, int]
 
 
 class Executor:
@@ -72,7 +72,8 @@ class Executor:
         constants = read_constants(bundle.folder / decoder.constants.file) if decoder.constants else {}
         constants = {key: tensor.to(device) for key, tensor in constants.items()}
         context = Context(device, bundle.kernels_dir, threads)
-        return cls(decoder, contract, pieces, constants, context, largest_calls(bundle.limits))
+        largest = largest_calls(bundle.limits.batch, bundle.limits.window, bundle.limits.prefill_chunk)
+        return cls(decoder, contract, pieces, constants, context, largest)
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "Steps":  # noqa: ARG002
         """See Engine.bind. Raises InternalError for a call that the buffers between steps have no room for."""
@@ -119,12 +120,3 @@ class Steps:
         """Enqueue the decoder on the device's current stream (on a CPU: run it)."""
         for call in self._calls:
             call.run()
-
-
-def largest_calls(limits: Limits) -> tuple[Sizes, ...]:
-    """The largest calls that rounds make: a window of every slot, two tokens at least, and a chunk of one prompt."""
-    query = max(2, limits.window + 1)
-    return (
-        {"batch": limits.batch, "query": query, "rows": query},
-        {"batch": 1, "query": limits.prefill_chunk, "rows": 1},
-    )

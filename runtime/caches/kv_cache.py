@@ -6,7 +6,6 @@ from typing import Protocol
 import torch
 
 from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of
-from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.caches.allocator import BlockAllocator
 from tandemrt.runtime.device import upload
@@ -102,19 +101,10 @@ class PagedCache:
 def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device) -> Room:
     """Memory for ``tokens`` tokens in all (None: as many as the bundle says), shared by the caches of ``contracts``.
 
-    Raises BadRequest if no paged cache is among them to be sized.
+    ``tokens`` sizes paged caches; RuntimeOptions.require_fit refuses it where there are none.
     """
     if not any(map(is_paged, contracts)):
-        if tokens is not None:
-            raise BadRequest(
-                f"cache_tokens: this bundle's cache is linear, a row of {limits.capacity} tokens for each of "
-                f"{limits.batch} slots, received {tokens}; leave it out"
-            )
         return LinearRoom()
-    if tokens is not None and type(tokens) is not int:
-        raise BadRequest(f"cache_tokens: must be an integer, received {tokens!r}; give a number of tokens, or None")
-    if tokens is not None and tokens < 1:
-        raise BadRequest(f"cache_tokens: a cache must hold at least one token, received {tokens}")
     row = blocks_of(limits.capacity)
     blocks = limits.cache_blocks or limits.batch * row
     return BlockTable(limits.batch, row, 1 + (blocks if tokens is None else blocks_of(tokens)), device)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from tandemrt.engines.binding import Binding
+from tandemrt.engines.calls import drafted
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.check.adjust import check_adjust
@@ -28,7 +29,7 @@ def check_operators(engines: Mapping[str, Engine], limits: Limits) -> Iterator[F
         if "entry_len" in inputs:
             yield check_adjust(name, engine, limits)
         elif "draft_tokens" in inputs:
-            for window in sorted({0, limits.window}):
+            for window in drafted(limits.window):
                 yield _check(f"{name}, window {window}", engine, limits, window, verified)
             yield _check(f"{name}, no filters", engine, limits, limits.window, verified, filters=False)
         elif "seed" in inputs:

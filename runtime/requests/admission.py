@@ -6,7 +6,9 @@ from concurrent.futures import Future
 from transformers import PreTrainedTokenizerBase
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.fit import require_fit
 from tandemrt.engines.params import SamplingParams
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.phases import Grammar
@@ -51,17 +53,9 @@ class Admission:
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
                 f"{params.max_tokens}; ask for at most {room} or build the bundle with a larger limits.length"
             )
-        if params.window is not None and params.window > self._window:
-            raise BadRequest(
-                f"window: this runtime drafts at most {self._window} tokens per round, received {params.window}"
-            )
-        beyond = [token for token in params.logit_bias or () if token >= self._bundle.valid_tokens]
-        if beyond:
-            raise BadRequest(
-                f"logit_bias: token ids must be in 0..{self._bundle.valid_tokens - 1}, received {beyond[0]}"
-            )
+        require_fit(params, self._bundle.manifest, self._window)
         max_tokens = room if params.max_tokens is None else params.max_tokens
-        needed = len(ids) + max_tokens + self._window + 1
+        needed = capacity(len(ids) + max_tokens, self._window)
         if self._cache_tokens is not None and needed > self._cache_tokens:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}), output ({max_tokens}) and a window ({self._window + 1}) need room "
@@ -124,11 +118,6 @@ class Admission:
     def _thinking(self, params: SamplingParams) -> ThinkingRule | None:
         markers = self._bundle.markers
         if markers is None:
-            if params.thinking_token_budget is not None:
-                raise BadRequest(
-                    f"thinking_token_budget: this bundle names no reasoning markers, received "
-                    f"{params.thinking_token_budget}; build it with [reasoning] in the recipe"
-                )
             return None
         return ThinkingRule(
             markers.start.ids,

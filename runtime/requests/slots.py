@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.caches.kv_cache import Room
 from tandemrt.runtime.requests.running import Running
@@ -27,16 +28,16 @@ class Slots:
     """``count`` slots. Iterating gives the requests in them, in the order in which they joined.
 
     ``room`` is asked first whether a request can join, and with the ``listeners``, in this order, hears who joins and
-    leaves. ``slack``: tokens that rounds may write behind the end of a text.
+    leaves. ``window``: the most tokens that a round drafts, which it may write behind the end of a text.
 
     Only the loop's thread may let requests join and leave; any thread may look who is there.
     """
 
-    def __init__(self, count: int, room: Room, listeners: Sequence[SlotListener], *, slack: int) -> None:
+    def __init__(self, count: int, room: Room, listeners: Sequence[SlotListener], *, window: int) -> None:
         self.count = count
         self._room = room
         self._listeners = tuple(listeners)
-        self._slack = slack
+        self._window = window
         self._running: dict[int, Running] = {}  # in the order in which they joined
 
     def join(self, waiting: Waiting) -> Running | None:
@@ -50,7 +51,7 @@ class Slots:
         with ExitStack() as undo:
             # All that the request may ever hold, so that it never runs out.
             undo.callback(self._room.leave, slot)
-            if not self._room.reserve(slot, waiting.request.length + self._slack):
+            if not self._room.reserve(slot, capacity(waiting.request.length, self._window)):
                 return None
             running = Running(waiting, slot)
             for listener in self._listeners:

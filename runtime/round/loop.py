@@ -64,10 +64,9 @@ class Loop:
         self.metrics = metrics
         self.overlap = overlap
         self.prompts = Prompts(tandem, drafter, metrics, chunk=prefill_chunk)
-        # The last round writes a whole window, and one more may be on its way before the host has seen the end.
-        self.slots = Slots(slots, room, [scheduler, tandem.state, self.prompts, drafter], slack=windows.largest + 1)
+        self.slots = Slots(slots, room, [scheduler, tandem.state, self.prompts, drafter], window=windows.largest)
         self._timeline = timeline
-        self._windows = windows
+        self.windows = windows
         self._committer = Committer(tandem.buffers, self.slots, metrics)
         filler = Filler(tandem.buffers, clock, self._committer, metrics)
         self._stages = Stages(tandem, drafter, filler, self._committer, clock, metrics, timeline)
@@ -78,7 +77,7 @@ class Loop:
         self._leave()
         self._join()
         last, self._last = self._last, None
-        this = Round.of(self.slots, self._windows, self.slots.count)
+        this = Round.of(self.slots, self.windows, self.slots.count)
         if this.rows:
             self._last = self._overlapped(this, last) if self.overlap else self._in_lockstep(this, last)
         elif last is not None:

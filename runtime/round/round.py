@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from tandemrt.engines.calls import bucket
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.buckets import bucket
 from tandemrt.runtime.round.windows import Windows
 
 

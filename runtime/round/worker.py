@@ -3,6 +3,8 @@
 import gc
 import logging
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
 
@@ -32,11 +34,18 @@ class Worker:
 
     def submit(self, waiting: Waiting, *, block: bool) -> None:
         """Queue a request. Raises QueueFull unless ``block``, and InternalError once closed."""
-        with self._starting:  # before the request is queued: whoever closes must find the thread to wait for
-            if self._thread is None:
-                self._thread = threading.Thread(target=_run, args=(self.loop,), name="tandemrt-loop", daemon=True)
-                self._thread.start()
+        self._start()  # before the request is queued: whoever closes must find the thread to wait for
         self._scheduler.submit(waiting, block=block)
+
+    def prepare(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the loop's thread before the first request, and wait for it. Raises what it raises.
+
+        Raises InternalError when requests came first.
+        """
+        done: Future[None] = Future()
+        if not self._start(work, done):
+            raise InternalError("the loop's thread runs already; prepare it before the first request")
+        done.result()
 
     def close(self) -> None:
         """Cancel what is running or waiting, stop the thread and let go of the loop. Safe to call twice.
@@ -56,9 +65,24 @@ class Worker:
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
+    def _start(self, work: Callable[[], None] = lambda: None, done: "Future[None] | None" = None) -> bool:
+        """Start the loop's thread; False if it was there."""
+        with self._starting:
+            if self._thread is not None:
+                return False
+            arguments = (self.loop, work, done or Future())
+            self._thread = threading.Thread(target=_run, args=arguments, name="tandemrt-loop", daemon=True)
+            self._thread.start()
+            return True
 
-def _run(loop: Loop) -> None:
+
+def _run(loop: Loop, work: Callable[[], None], done: "Future[None]") -> None:
     with loop.clock.active():
+        try:
+            work()
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
         while loop.scheduler.wait_for_work():
             try:
                 loop.step()

@@ -171,9 +171,11 @@ def test_an_ngram_draft_keeps_its_bounds(copy: Path) -> None:
 
 
 def test_a_cuda_bundle_with_linear_caches_is_whole_graphs_and_builds_without_a_gpu(copy: Path) -> None:
-    backend = 'name = "onnxruntime-cuda"\ncache = "linear"\narchitectures = ["9.0"]'
+    backend = 'name = "onnxruntime-cuda"\ncache = "linear"\ncompute_capabilities = ["9.0"]'
     manifest = build(recipe(copy, dtype="bfloat16", backend=backend), copy / "out").manifest
-    assert {(engine.backend, engine.target) for engine in manifest.engines.values()} == {("onnxruntime-cuda", "cuda")}
+    assert {(engine.backend, engine.built_for) for engine in manifest.engines.values()} == {
+        ("onnxruntime-cuda", "cuda")
+    }
     assert {engine.decoder for engine in manifest.engines.values()} == {None}
     assert manifest.engines["verify"].contract["logits"].dtype == "bfloat16"
     assert manifest.limits.cache_blocks is None
@@ -186,7 +188,7 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("paged")
     tiny_checkpoint(folder / "target", head_dim=32)
     tiny_checkpoint(folder / "draft", head_dim=32, layers=1, seed=1)
-    backend = 'name = "onnxruntime-cuda"\narchitectures = ["9.0"]'
+    backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
     return build(recipe(folder, backend=backend, cache_tokens=300), folder / "out").folder
 
 
@@ -252,7 +254,7 @@ def test_kernels_without_a_compiler_are_refused_with_what_to_install(
 ) -> None:
     compile_program.cache_clear()
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    wanted = recipe(paged.parent, backend='name = "onnxruntime-cuda"\narchitectures = ["9.0"]')
+    wanted = recipe(paged.parent, backend='name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]')
     with pytest.raises(BackendUnavailable, match=r"NVRTC is not installed .*pip install 'tandemrt\[kernels\]'"):
         build(wanted, paged.parent / "other")
     assert not (paged.parent / "other").exists()
@@ -267,7 +269,7 @@ def test_a_tensorrt_rtx_bundle_holds_engines_beside_their_graphs(tmp_path: Path)
     bundle = Bundle.open(report.folder, verify=True)
     for name in ("target", "draft"):
         engine = bundle.engine(name)
-        assert (engine.file, engine.target) == (f"{name}/model.engine", "sm_75+sm_86+sm_120+sm_121")
+        assert (engine.file, engine.built_for) == (f"{name}/model.engine", "sm_75+sm_86+sm_120+sm_121")
         assert {f"{name}/model.onnx", f"{name}/model.safetensors"} <= set(bundle.manifest.files)
     for name in ("verify", "propose"):
         assert bundle.engine(name).backend == "onnxruntime-cuda", "for GPUs older than the kernels"

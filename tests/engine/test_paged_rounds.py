@@ -19,7 +19,7 @@ from tests.engine.test_invisible import REQUESTS, outputs, told
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, Clock
 
-PAGED = 'name = "onnxruntime-cuda"\ncache = "paged"\narchitectures = ["9.0"]'
+PAGED = 'name = "onnxruntime-cuda"\ncache = "paged"\ncompute_capabilities = ["9.0"]'
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tests.gpu.here import architectures
+from tests.gpu.here import compute_capabilities
 from tests.makers import tiny_checkpoint, write_recipe
 
 Requests = Sequence[tuple[Any, dict[str, Any]]]
@@ -54,7 +54,7 @@ def tiny(folder: Path, *, backend: str, dtype: str, window: int = 4, **limits: i
 
 def paged() -> str:
     """The recipe's [backend] for this machine's GPU."""
-    return f'name = "onnxruntime-cuda"\ncache = "paged"\narchitectures = {list(architectures())}'
+    return f'name = "onnxruntime-cuda"\ncache = "paged"\ncompute_capabilities = {list(compute_capabilities())}'
 
 
 def drive(llm: LLM, requests: Requests, *, timeout_s: float = 120) -> list[RequestOutput]:

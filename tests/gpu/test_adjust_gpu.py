@@ -16,7 +16,7 @@ from tandemrt.plugins.launch import Context
 from tandemrt.runtime.backends.kernels import KernelEngine
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.check.adjust import adjust_case, adjusted, defined
-from tests.gpu.here import architectures
+from tests.gpu.here import compute_capabilities
 from tests.gpu.rounds import EVEN, MIXED, drive, paged, tiny, told
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -36,7 +36,7 @@ ADJUSTED = [(prompt, params | PENALTIES[i % 4]) for i, (prompt, params) in enume
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     folder: Path = tmp_path_factory.mktemp("kernels")
-    compile_kernels(architectures(), folder, names=["adjust"])
+    compile_kernels(compute_capabilities(), folder, names=["adjust"])
     return Context(CUDA, folder)
 
 

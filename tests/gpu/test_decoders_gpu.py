@@ -8,7 +8,7 @@ import torch
 
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tests.engine.decoding import CONFIGS, SLIDING, VOCAB, Decoder, expected_logits, make_checkpoint, open_steps
-from tests.gpu.here import architectures
+from tests.gpu.here import compute_capabilities
 
 CAPACITY = 170  # three blocks, the last one not full
 CALLS = [(50, 37), (50, 50), (7, 7), (1, 1), (5, 5), (40, 40)]  # new tokens of two rows: chunks, windows, one token
@@ -19,7 +19,7 @@ SHARE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}  # of the largest l
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kernels")
-    compile_kernels(architectures(), folder, names=["attention", "swiglu"], head_dims=[32])
+    compile_kernels(compute_capabilities(), folder, names=["attention", "swiglu"], head_dims=[32])
     return folder
 
 

@@ -60,7 +60,7 @@ def manifest(folder: Path, names: Any) -> Manifest:
             name: Engine(
                 file="target/model.onnx" if name == "target" else f"{name}.onnx",
                 backend="onnxruntime-cpu",
-                target="cpu",
+                built_for="cpu",
                 dtype="float32",
                 contract=contracts[name],
             )

@@ -60,7 +60,7 @@ def committed(emitted: dict[int, list[int]], slots: Slots) -> tuple[Committer, C
 
 
 def test_one_who_cannot_leave_is_counted_and_told_all_the_same() -> None:
-    slots = Slots(2, LinearRoom(), [Gone()], slack=0)
+    slots = Slots(2, LinearRoom(), [Gone()], window=0)
     running, heard = seated(slots)
     committer, _ = committed({}, slots)
     with pytest.raises(RuntimeError, match="the device is gone"):
@@ -71,7 +71,7 @@ def test_one_who_cannot_leave_is_counted_and_told_all_the_same() -> None:
 
 
 def test_one_whose_text_ends_where_nobody_can_leave_is_counted_and_told_all_the_same() -> None:
-    slots = Slots(2, LinearRoom(), [Gone()], slack=0)
+    slots = Slots(2, LinearRoom(), [Gone()], window=0)
     _, heard = seated(slots, stop=["b"])
     committer, commit = committed({0: ids("ab")}, slots)
     with pytest.raises(RuntimeError, match="the device is gone"):
@@ -83,7 +83,7 @@ def test_one_whose_text_ends_where_nobody_can_leave_is_counted_and_told_all_the_
 
 @pytest.mark.parametrize("reason", ["commit", "cancelled"])
 def test_a_request_whose_tokens_cannot_be_spelled_ends_alone(reason: str) -> None:
-    slots = Slots(2, LinearRoom(), [], slack=0)
+    slots = Slots(2, LinearRoom(), [], window=0)
     broken, heard = seated(slots, thinking=True)
     _, neighbour = seated(slots)
     committer, commit = committed({0: ids("<thi" if reason == "cancelled" else "ab"), 1: ids("ab")}, slots)
@@ -102,7 +102,7 @@ def test_a_request_whose_tokens_cannot_be_spelled_ends_alone(reason: str) -> Non
 
 
 def test_requests_that_left_since_are_not_committed_again() -> None:
-    slots = Slots(1, LinearRoom(), [], slack=0)
+    slots = Slots(1, LinearRoom(), [], window=0)
     first, heard = seated(slots)
     committer, commit = committed({0: ids("ab")}, slots)
     committer.end(first, "cancelled")

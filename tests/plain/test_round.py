@@ -27,7 +27,7 @@ STAGES = ("propose", "fetch", "score", "commit", "fill", "verify")
 
 def filled(*prompts: int, **params: Any) -> Slots:
     """Slots with requests of so many prompt tokens; those of one token need no prefill."""
-    slots = Slots(SLOTS, LinearRoom(), [], slack=0)
+    slots = Slots(SLOTS, LinearRoom(), [], window=0)
     for length in prompts:
         slots.join(make_waiting(prompt=[0] * length, **params))
     return slots
@@ -120,7 +120,7 @@ def test_who_finishes_meanwhile_leaves_a_round_whose_calls_stay_as_they_are() ->
 def test_all_prompts_of_a_round_share_one_chunk_and_the_first_who_came_is_served_first() -> None:
     tandem: Any = FakeTandem()
     prompts = Prompts(tandem, FakeDrafter(ahead=True), Metrics(), chunk=CHUNK)
-    slots = Slots(SLOTS, LinearRoom(), [prompts], slack=0)
+    slots = Slots(SLOTS, LinearRoom(), [prompts], window=0)
     for length in (41, 1, 4, 30):
         slots.join(make_waiting(prompt=list(range(100, 100 + length))))
     rounds = []

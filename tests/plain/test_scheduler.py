@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.requests.running import Running
@@ -40,7 +41,7 @@ class Turnstile:
 
 def opened(count: int, queue_limit: int, room: Turnstile) -> tuple[Scheduler, Slots]:
     scheduler = Scheduler(count, queue_limit)
-    return scheduler, Slots(count, room, [scheduler], slack=0)
+    return scheduler, Slots(count, room, [scheduler], window=0)
 
 
 class SchedulerModel(RuleBasedStateMachine):
@@ -112,8 +113,10 @@ class SchedulerModel(RuleBasedStateMachine):
         asked = self.room.asked
         assert failed is None
         assert [running.request for running in found] == [waiting.request for waiting in joined]
-        assert asked == [r.request.length for r in can_run[: len(asked)]]  # nobody overtakes one who found no room
-        assert asked[:room] == [r.request.length for r in joined]
+        assert asked == [
+            capacity(r.request.length, 0) for r in can_run[: len(asked)]
+        ]  # nobody overtakes one who found no room
+        assert asked[:room] == [capacity(r.request.length, 0) for r in joined]
         self.queue = [r for r in self.queue if r not in joined]
         self.running += joined
         self.short = len(asked) > room

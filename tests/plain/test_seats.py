@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.contract import blocks_of
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.caches.kv_cache import BlockTable, LinearRoom
@@ -22,7 +23,7 @@ from tandemrt.runtime.round.prompts import Prompts
 from tandemrt.runtime.round.state import SlotState
 from tests.plain.requests import make_waiting
 
-SLOTS, BLOCKS, SLACK = 3, 7, 5
+SLOTS, BLOCKS, WINDOW = 3, 7, 4
 CPU = torch.device("cpu")
 
 
@@ -58,22 +59,22 @@ class SeatsModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         dtype = torch.float32
-        buffers = RoundBuffers(slots=SLOTS, window=SLACK - 1, vocab=256, length=256, dtype=dtype, device=CPU)
+        buffers = RoundBuffers(slots=SLOTS, window=WINDOW, vocab=256, length=256, dtype=dtype, device=CPU)
         self.table = BlockTable(SLOTS, BLOCKS - 1, BLOCKS, CPU)
         self.state = SlotState(SLOTS, CPU)
         self.scheduler = Scheduler(SLOTS, 1)
-        self.drafter = NgramDrafter(buffers, window=SLACK - 1, shortest=1, longest=2)
+        self.drafter = NgramDrafter(buffers, window=WINDOW, shortest=1, longest=2)
         tandem: Any = SimpleNamespace(state=self.state, buffers=buffers)
         prompts = Prompts(tandem, self.drafter, Metrics(), chunk=16)
         self.all = [self.table, self.scheduler, self.state, prompts, self.drafter]
         self.faults: list[tuple[Any, str]] = []
         room, *listeners = [Fragile(each, self.faults) for each in self.all]
-        self.slots = Slots(SLOTS, room, listeners, slack=SLACK)
+        self.slots = Slots(SLOTS, room, listeners, window=WINDOW)
         self.tokens = buffers.prompts
         self.running: list[Running] = []  # in the order in which they joined
 
     def available(self) -> int:
-        return BLOCKS - 1 - sum(blocks_of(running.request.length + SLACK) for running in self.running)
+        return BLOCKS - 1 - sum(blocks_of(capacity(running.request.length, WINDOW)) for running in self.running)
 
     @precondition(lambda self: len(self.running) < SLOTS)
     @rule(
@@ -83,7 +84,7 @@ class SeatsModel(RuleBasedStateMachine):
     )
     def join(self, prompt: list[int], temperature: float, breaks: tuple[int, str] | None) -> None:
         waiting = make_waiting(prompt=prompt, temperature=temperature)
-        fits = blocks_of(waiting.request.length + SLACK) <= self.available()
+        fits = blocks_of(capacity(waiting.request.length, WINDOW)) <= self.available()
         if breaks is not None and (fits or breaks[0] == 0):
             self.faults.append((self.all[breaks[0]], breaks[1]))
             with pytest.raises(RuntimeError, match=breaks[1]):
@@ -124,7 +125,7 @@ class SeatsModel(RuleBasedStateMachine):
             place = [values[slot] for values in state]
             if slot in seated:
                 running = seated[slot]
-                assert len(set(blocks)) == blocks_of(running.request.length + SLACK)
+                assert len(set(blocks)) == blocks_of(capacity(running.request.length, WINDOW))
                 assert place == [0, 1, running.request.params.temperature]
                 assert newest[slot] == [running.tokens[0]] * 2
                 assert self.tokens[slot, : len(running.tokens)].tolist() == running.tokens
@@ -144,7 +145,7 @@ TestSeats.settings = settings(max_examples=40, stateful_step_count=20, deadline=
 
 
 def test_nobody_joins_where_all_slots_are_taken() -> None:
-    slots = Slots(1, LinearRoom(), [], slack=0)
+    slots = Slots(1, LinearRoom(), [], window=0)
     assert slots.join(make_waiting()) is not None
     with pytest.raises(InternalError, match="slots: all 1 are taken"):
         slots.join(make_waiting())

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.engines.calls import Shape, bucket, buckets, rounds
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.round.buckets import bucket, buckets
 from tandemrt.runtime.round.windows import Windows
 
 
@@ -20,6 +20,11 @@ def test_buckets_are_few_and_a_third_wider_than_needed_at_most_from_eight_rows_o
 def test_a_bucket_holds_its_rows_and_no_more_than_there_are_slots(rows: int, more: int) -> None:
     assert rows <= bucket(rows, rows + more) <= rows + more
     assert bucket(rows, rows + more) in buckets(rows + more)
+
+
+def test_few_requests_in_high_slots_have_large_batches_with_the_window_of_few() -> None:
+    assert rounds(4, Windows({1: 8, 3: 2}, 8).of) == [Shape(1, 8), Shape(2, 8), Shape(4, 2), Shape(4, 8)]
+    assert rounds(100, Windows(None, 5).of) == [Shape(batch, 5) for batch in buckets(100)]
 
 
 @given(st.dictionaries(st.integers(2, 70), st.integers(0, 8)), st.integers(0, 8), st.integers(1, 80))

@@ -29,7 +29,7 @@ def _rows(report: dict[str, Any]) -> dict[str, str]:
     fused = report["engine_layers"]
     rows = {
         "compiler": report["compiler"],
-        "built for": report["target"],
+        "built for": report["built_for"],
         "native layers": native or "none",
         "network": f"{sum(report['network_layers'].values())} layers as parsed",
         "engine": f"{len(fused)} layers" if fused is not None else f"not opened: {report['engine_not_opened']}",

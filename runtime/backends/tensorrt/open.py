@@ -37,11 +37,11 @@ def open_file(bundle: Bundle, name: EngineName, device: torch.device) -> tuple[A
 
 def require_gpu(name: EngineName, entry: Entry, capability: Capability) -> None:
     """Raise BackendUnavailable unless the recipe named this kind of GPU."""
-    if not covers(entry.target, capability):
+    if not covers(entry.built_for, capability):
         fix = "add it to backend.compute_capabilities" if entry.backend == "tensorrt-rtx" else "build on this GPU"
         raise BackendUnavailable(
-            f"engine {name!r}: built for {entry.target}; the GPU here is {name_of(capability)}. Run it on a GPU that "
-            f"the recipe names, or {fix} and build the bundle again"
+            f"engine {name!r}: built for {entry.built_for}; the GPU here is {name_of(capability)}. Run it on a GPU "
+            f"that the recipe names, or {fix} and build the bundle again"
         )
 
 
@@ -62,9 +62,9 @@ def deserialise(trt: Any, name: EngineName, entry: Entry, file: Path) -> Any:
             return engine
         why = "; ".join((*_diagnoses(trt, runtime, data), log.said()))
     raise BackendUnavailable(
-        f"engine {name!r}: {entry.backend} {trt.__version__} cannot open {file.name}, built for {entry.target}: {why}. "
-        "An engine opens with the release that built it (export inspect tells which), on a GPU that it was built for; "
-        "install that release or build the bundle again"
+        f"engine {name!r}: {entry.backend} {trt.__version__} cannot open {file.name}, built for {entry.built_for}: "
+        f"{why}. An engine opens with the release that built it (export inspect tells which), on a GPU that it was "
+        "built for; install that release or build the bundle again"
     )
 
 
