@@ -64,7 +64,7 @@ def test_a_stop_string_is_part_of_the_text_if_it_is_asked_for(ask, include, text
 
 
 def test_an_implicit_end_of_the_recipe_ends_reasoning_and_nothing_is_forced(ask) -> None:
-    output = ask("x <think>", logit_bias={CALL: 100}, thinking_token_budget=20, max_tokens=10)
+    output = ask("x <think>", logit_bias={CALL: 100}, thinking_token_budget=3, max_tokens=10)
     assert (output.reasoning, output.forced_ends) == ("", 0)
     assert output.token_ids[0] == CALL
 
@@ -122,33 +122,24 @@ def test_control_tokens_never_appear_in_the_text(ask) -> None:
     assert (output.token_ids, output.text) == ([CALL] * 3, "")
 
 
-def test_a_prompts_budget_counts_for_the_round_and_not_for_each_slot(tiny_bundle: Path) -> None:
+def test_the_prefill_chunk_is_that_of_a_round_and_not_of_each_slot(tiny_bundle: Path) -> None:
     with LLM(tiny_bundle, threads=1) as llm:
-        chunk, real, rounds = llm.bundle.limits.prefill_chunk, llm.loop.tandem.prefill, []
+        step, prefill = llm.loop.step, llm.loop.tandem.prefill
+        prefilled: list[int] = []  # tokens by step
 
-        def prefill(slot: int, start: int, count: int) -> None:
-            rounds.append((llm.metrics.rounds, count))
-            real(slot, start, count)
-
-        llm.loop.tandem.prefill = prefill  # type: ignore[method-assign]
-        llm.generate("begins", SamplingParams(max_tokens=2, ignore_eos=True))  # so that every step has a round
-        rounds.clear()
-        step, steps = llm.loop.step, [0]
-
-        def counted() -> None:
-            rounds.append((-1, 0))
-            steps[0] += 1
+        def counted_step() -> None:
+            prefilled.append(0)
             step()
 
-        llm.loop.step = counted  # type: ignore[method-assign]
+        def counted_prefill(slot: int, start: int, count: int) -> None:
+            prefilled[-1] += count
+            prefill(slot, start, count)
+
+        llm.loop.step = counted_step  # type: ignore[method-assign]
+        llm.loop.tandem.prefill = counted_prefill  # type: ignore[method-assign]
         llm.generate([[A] * 60, [B] * 60, [A] * 40], SamplingParams(max_tokens=3, ignore_eos=True))
-    sums = [0]
-    for at, count in rounds:
-        if at < 0:
-            sums.append(0)
-        sums[-1] += count
-    assert sum(sums) == 59 + 59 + 39
-    assert max(sums) == chunk
+        assert sum(prefilled) == 59 + 59 + 39
+        assert max(prefilled) == llm.bundle.limits.prefill_chunk
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +178,7 @@ def test_a_slot_remembers_nothing_of_who_had_it_before(which: str, request: pyte
 
 def test_where_nothing_is_found_to_draft_nothing_counts_as_drafted(ngram_bundle: Path) -> None:
     with LLM(ngram_bundle, threads=1) as llm:
-        output = llm.generate([1, 2, 3, 4, 5], SamplingParams(max_tokens=1, ignore_eos=True))
+        output = llm.generate([1, 2, 3, 4, 5], SamplingParams(max_tokens=2, ignore_eos=True))
         assert (llm.metrics.drafted, llm.metrics.evaluated, llm.metrics.steps) == (0, 0, 0)
     assert output.speculation.num_draft_tokens == 0
 
