@@ -4,6 +4,7 @@ A bias of 100 makes the model say what a test wants it to say, so that only the 
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -233,6 +234,8 @@ def test_a_request_is_cancelled_while_its_grammar_compiles(tiny_bundle: Path, co
         shape = StructuredOutputs(regex="a")
         request = llm.submit("x", SamplingParams(structured_outputs=shape), listen)
         assert compiler.begun.wait(PATIENCE_S)
+        llm.generate("y", SamplingParams(max_tokens=2, ignore_eos=True))
+        time.sleep(0.1)  # the loop has nothing to do and falls asleep: nothing but the cancellation wakes it
         llm.cancel(request)
         assert ended.wait(PATIENCE_S)
         assert not compiler.go.is_set()
