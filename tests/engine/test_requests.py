@@ -153,14 +153,18 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("length", [1, 2, 17, 40])
 def test_a_draft_that_is_the_target_is_always_right(twins: Path, length: int) -> None:
-    """From the first token behind a prompt on, however many chunks it had."""
+    """From the first token behind a prompt on, however many chunks it had: both draw with the same noise."""
     with LLM(twins, threads=1) as llm:
         prompt = [(7 * i) % 200 for i in range(length)]
-        output = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+        params = [
+            SamplingParams(temperature=temperature, seed=1, max_tokens=20, ignore_eos=True)
+            for temperature in (0.0, 0.7, 1.0, 2.0)
+        ]
+        outputs = llm.generate([prompt] * 4, params)
         metrics = llm.metrics
-    assert output.speculation.acceptance_histogram == [0, 0, 0, 0, 4]
-    assert (metrics.drafted, metrics.evaluated, metrics.cut_drafts, metrics.steps) == (16, 16, 0, 4)
-    assert (metrics.emitted, metrics.kept, metrics.accepted) == (20, 20, [4, 4, 4, 4])
+    assert [output.speculation.acceptance_histogram for output in outputs] == [[0, 0, 0, 0, 4]] * 4
+    assert (metrics.drafted, metrics.evaluated, metrics.cut_drafts, metrics.steps) == (64, 64, 0, 16)
+    assert (metrics.emitted, metrics.kept, metrics.accepted) == (80, 80, [16, 16, 16, 16])
 
 
 @pytest.mark.parametrize("which", ["tiny_bundle", "ngram_bundle"])
