@@ -206,7 +206,7 @@ class Compiler:
 
         def wait(compiler: GrammarCompiler, *args: Any, **options: Any) -> Any:
             self.begun.set()
-            self.go.wait(PATIENCE_S)
+            self.go.wait(2 * PATIENCE_S)  # longer than any test waits for what should come before
             return real(compiler, *args, **options)
 
         patched.setattr(GrammarCompiler, "compile", wait)
@@ -227,7 +227,7 @@ def test_a_grammar_has_as_much_time_as_the_runtime_gives(tiny_bundle: Path, comp
 
 
 def test_a_request_is_cancelled_while_its_grammar_compiles(tiny_bundle: Path, compiler: Compiler) -> None:
-    with LLM(tiny_bundle, threads=1) as llm:
+    with LLM(tiny_bundle, threads=1, grammar_timeout_s=3600) as llm:
         heard: list[StreamOutput] = []
         ended = threading.Event()
 
