@@ -46,9 +46,10 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 
+# Two have an epsilon that cannot be taken for the usual 1e-5 or 1e-6.
 CONFIGS = {
     "llama with llama3 scaling": lambda: LlamaConfig(**DIMS, rope_parameters=LLAMA3),
-    "llama tied": lambda: LlamaConfig(**DIMS, tie_word_embeddings=True),
+    "llama tied": lambda: LlamaConfig(**DIMS, tie_word_embeddings=True, rms_norm_eps=0.05),
     "llama biased with linear scaling": lambda: LlamaConfig(
         **DIMS, attention_bias=True, mlp_bias=True, rope_parameters=LINEAR
     ),
@@ -56,7 +57,7 @@ CONFIGS = {
     "qwen2 tied": lambda: Qwen2Config(**DIMS, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**DIMS, head_dim=16),
     "qwen3 tied with yarn": lambda: Qwen3Config(
-        **DIMS, head_dim=16, tie_word_embeddings=True, rope_parameters=YARN, attention_bias=True
+        **DIMS, head_dim=16, tie_word_embeddings=True, rope_parameters=YARN, attention_bias=True, rms_norm_eps=0.05
     ),
     "mistral": lambda: MistralConfig(**DIMS, sliding_window=None, head_dim=20),
     "mistral tied": lambda: MistralConfig(**DIMS, sliding_window=CAPACITY, head_dim=None, tie_word_embeddings=True),

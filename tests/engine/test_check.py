@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.cli import main
@@ -139,13 +140,28 @@ def test_an_engine_of_other_weights_fails_its_logits_alone(tiny_bundle, tmp_path
 
 def test_a_decoder_in_steps_passes_every_check_on_a_cpu(tmp_path):
     target = tiny_checkpoint(tmp_path / "target", seed=1, head_dim=32)
-    backend = 'name = "onnxruntime-cuda"\narchitectures = ["9.0"]'
+    backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
     recipe = write_recipe(tmp_path / "paged.toml", target=target, backend=backend)
     bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "bundle").folder)
     with torch.inference_mode():
         findings = verdicts(check_engines(bundle, open_engines(bundle, CPU, 1), 1))
     assert findings["logits of target"] == findings["poisoned cache of target"] == "pass"
     assert "fail" not in findings.values()
+
+
+def test_logits_that_are_a_thousandth_off_fail_in_float32(tiny_bundle, tmp_path):
+    checkpoint = tiny_checkpoint(tmp_path / "off", seed=1)
+    weights = checkpoint / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"] *= 1.001
+    save_file(tensors, weights, {"format": "pt"})
+    recipe = write_recipe(tmp_path / "off.toml", target=checkpoint, window=8)
+    off = build(Recipe.load(recipe), tmp_path / "bundle").folder
+    bundle = Bundle.open(tiny_bundle)
+    engines = open_engines(bundle, CPU, 1) | {"target": open_engines(Bundle.open(off), CPU, 1)["target"]}
+    with torch.inference_mode():
+        found = next(check_engines(bundle, engines, 1))
+    assert (found.check, found.verdict) == ("logits of target", "fail")
 
 
 def test_another_verification_graph_fails_its_own_rows(tiny_bundle, tmp_path):

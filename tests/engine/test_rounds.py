@@ -63,7 +63,7 @@ def test_more_requests_than_slots_are_all_served_and_counted(llm: LLM) -> None:
     outputs = llm.generate([f"request {i}" for i in range(11)], endless(max_tokens=9))
     assert [len(output.token_ids) for output in outputs] == [9] * 11
     assert llm.metrics.finished == {"length": 11}
-    assert llm.metrics.kept == 99
+    assert llm.metrics.kept == llm.metrics.emitted == 99
     assert llm.metrics.evaluated <= llm.metrics.drafted
     assert llm.metrics.prefilled == sum(len(output.prompt_token_ids) - 1 for output in outputs)
 
@@ -96,7 +96,7 @@ def test_the_metrics_add_up_to_what_the_requests_say(llm: LLM) -> None:
     assert metrics.accepted == sorted(metrics.accepted, reverse=True)
     assert metrics.evaluated == sum(record.num_draft_tokens for record in records)
     assert metrics.evaluated + metrics.cut_drafts == metrics.drafted
-    assert metrics.kept == sum(len(output.token_ids) for output in outputs)
+    assert metrics.kept == metrics.emitted == sum(len(output.token_ids) for output in outputs)
     assert metrics.forced_ends == 6
     assert metrics.queue_seconds.count == metrics.time_to_first_token_seconds.count == 6
     assert metrics.inter_token_seconds.count == metrics.kept - 6

@@ -9,13 +9,13 @@ from tandemrt.plugins.faces import FACES
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.launch import Context
 from tests.engine.face_cases import KINDS, LARGEST, cases, hold
-from tests.gpu.here import architectures
+from tests.gpu.here import compute_capabilities
 
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     folder: Path = tmp_path_factory.mktemp("kernels")
-    compile_kernels(architectures(), folder, head_dims=[32])
+    compile_kernels(compute_capabilities(), folder, head_dims=[32])
     return Context(torch.device("cuda", 0), folder, sizes=LARGEST)
 
 

@@ -67,6 +67,15 @@ def test_qwen2_5_as_published_has_a_sliding_window_that_is_off():
     )
 
 
+@pytest.mark.parametrize("field", ["num_key_value_heads", "head_dim", "tie_word_embeddings"])
+def test_a_field_that_is_left_out_is_what_transformers_takes_for_it(field):
+    given = config(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=20, rms_norm_eps=0.05)
+    del given[field]
+    spec, known = ModelSpec.from_hf(given), LlamaConfig.from_dict(given)
+    assert (spec.heads, spec.kv_heads, spec.head_dim) == (4, known.num_key_value_heads, known.head_dim)
+    assert (spec.tied, spec.norm_eps) == (known.tie_word_embeddings, known.rms_norm_eps)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
     "rope",
@@ -110,6 +119,15 @@ def test_rotary_frequencies_are_bit_for_bit_those_of_transformers(rope, head_dim
     embedding = model.model.rotary_emb
     assert torch.equal(torch.tensor(spec.rope.frequencies), embedding.inv_freq)
     assert spec.rope.magnitude == embedding.attention_scaling
+
+
+def test_a_yarn_factor_that_is_left_out_is_how_much_longer_the_model_has_become():
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 4096}
+    without, named = (
+        ModelSpec.from_hf(config(max_position_embeddings=131072, rope_parameters=parameters)).rope
+        for parameters in (rope, rope | {"factor": 32.0})
+    )
+    assert (without.frequencies, without.magnitude) == (named.frequencies, named.magnitude)
 
 
 @pytest.mark.parametrize(
