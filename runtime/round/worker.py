@@ -81,7 +81,7 @@ def _run(loop: Loop, work: Callable[[], None], done: "Future[None]") -> None:
         try:
             work()
             done.set_result(None)
-        except Exception as error:
+        except BaseException as error:  # whoever waits must hear of any
             done.set_exception(error)
         while loop.scheduler.wait_for_work():
             try:
