@@ -31,7 +31,7 @@ def execute(name, tensors, dtype):
     ]
     launch = operator.launch(shapes)
     scalars = [np.int32(value) for value in launch.scalars]
-    kernel = load(operator, dtype).get_kernel(operator.kernel(dtype))
+    kernel = load(name, dtype).get_kernel(operator.kernel(dtype))
     Launch(kernel, launch.grid, (launch.threads, 1, 1), *inputs.values(), *scalars, *outputs).run(
         current_stream(device)
     )
@@ -39,10 +39,10 @@ def execute(name, tensors, dtype):
 
 
 @cache
-def load(operator, dtype):
+def load(name, dtype):
     torch.zeros(1, device="cuda")  # makes torch's context, which the kernels share
     Device(torch.cuda.current_device()).set_current()
-    return ObjectCode.from_ptx(operator.ptx(dtype).encode())
+    return ObjectCode.from_ptx(BY_NAME[name].ptx(dtype).encode())
 
 
 def rounded(tensors, dtype):
