@@ -11,9 +11,8 @@ from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
-from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph
+from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
-from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.staging import check_destination, place, staged
@@ -55,6 +54,7 @@ def build(
     out = out.resolve()
     check_destination(out, recipe.name, force=force)
     compiling.require_use(recipe)
+    recipe.require_checkpoints()
     clock = _Clock(progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
@@ -66,12 +66,12 @@ def build(
             _place_sources(models, folder)
         engines = {}
         for graph in graphs(recipe, models, attention_of(recipe)):
-            with clock.step(f"Build, compile and check {graph.file}"):
-                save_model(graph.make(), folder / graph.file)
+            cut = is_cut(graph, recipe)
+            with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
         kernels: dict[str, str] = {}
-        for file in kernels_for(recipe, models, engines["target"].target):
-            with clock.step(f"Compile {file.name}.cu for {', '.join(file.architectures)}"):
+        for file in kernels_for(recipe, models, engines["target"].built_for):
+            with clock.step(f"Compile {file.name}.cu for {', '.join(file.compute_capabilities)}"):
                 kernels |= compile_into(folder, file)
         with clock.step("Take the digest of every file"):
             files = _files(folder)

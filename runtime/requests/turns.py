@@ -1,9 +1,10 @@
 """Whose request is next: every client has the same share of the slots, however many requests it sends."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.waiting import Waiting
 
 
 class Turns:
@@ -17,15 +18,15 @@ class Turns:
         self._last: dict[str, int] = {}  # the number of each client's last turn, of those that are here
         self._turns = 0
 
-    def order(self, waiting: Iterable[Request], running: Iterable[Request]) -> Iterator[Request]:
+    def order(self, waiting: Iterable[Waiting], running: Iterable[Request]) -> Iterator[Waiting]:
         """Yield ``waiting`` as they come to their turn, if each that is yielded joins those ``running``.
 
         Nothing is remembered but by ``take``. Work is done per request that is asked for.
         """
         shares = Counter(request.client for request in running)
-        queues: dict[str, deque[Request]] = {}
-        for request in waiting:
-            queues.setdefault(request.client, deque()).append(request)
+        queues: dict[str, deque[Waiting]] = {}
+        for each in waiting:
+            queues.setdefault(each.request.client, deque()).append(each)
         self._last = {client: turn for client, turn in self._last.items() if client in queues or client in shares}
         last, turns = dict(self._last), self._turns
         while queues:
@@ -43,16 +44,15 @@ class Turns:
         self._last[request.client] = self._turns
 
 
-def to_displace(waiting: Iterable[Request], newcomer: Request) -> Request | None:
+def to_displace(waiting: Sequence[Waiting], newcomer: Request) -> Waiting | None:
     """The request that a full queue gives up for ``newcomer``: the newest of the client that has the most waiting.
 
     None if nobody has more waiting than the newcomer's client would have (longest queue drop, McKenney 1990).
     """
-    waiting = list(waiting)
-    counts = Counter(request.client for request in waiting)
+    counts = Counter(each.request.client for each in waiting)
     if not counts:
         return None
     client, most = counts.most_common(1)[0]
     if most <= counts[newcomer.client] + 1:
         return None
-    return next(request for request in reversed(waiting) if request.client == client)
+    return next(each for each in reversed(waiting) if each.request.client == client)

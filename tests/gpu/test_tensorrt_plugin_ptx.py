@@ -8,13 +8,13 @@ import pytest
 import torch
 from cuda.core import Device, ObjectCode
 
+from tandemrt.plugins.faces import plugins
 from tandemrt.plugins.kernels.module import Launch, current_stream
 from tandemrt.plugins.reference import token_bitmask
-from tandemrt.plugins.tensorrt.operators import OPERATORS
 from tests.engine.operator_cases import case, reference_verify
 
 TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
-BY_NAME = {operator.name: operator for operator in OPERATORS}
+BY_NAME = {operator.name: operator for operator in plugins()}
 BATCHES = [*product([31, 32, 33, 1000, 2049], range(5)), (128_256, 2)]  # vocabulary, window
 UNWRITTEN = -99
 
@@ -31,7 +31,7 @@ def execute(name, tensors, dtype):
     ]
     launch = operator.launch(shapes)
     scalars = [np.int32(value) for value in launch.scalars]
-    kernel = load(operator, dtype).get_kernel(operator.kernel(dtype))
+    kernel = load(name, dtype).get_kernel(operator.kernel(dtype))
     Launch(kernel, launch.grid, (launch.threads, 1, 1), *inputs.values(), *scalars, *outputs).run(
         current_stream(device)
     )
@@ -39,10 +39,10 @@ def execute(name, tensors, dtype):
 
 
 @cache
-def load(operator, dtype):
+def load(name, dtype):
     torch.zeros(1, device="cuda")  # makes torch's context, which the kernels share
     Device(torch.cuda.current_device()).set_current()
-    return ObjectCode.from_ptx(operator.ptx(dtype).encode())
+    return ObjectCode.from_ptx(BY_NAME[name].ptx(dtype).encode())
 
 
 def rounded(tensors, dtype):

@@ -3,7 +3,7 @@
 import pytest
 
 from tandemrt import StreamOutput
-from tests.plain.requests import TOKENIZER, ids, make_request
+from tests.plain.requests import TOKENIZER, ids, make_running
 
 
 @pytest.mark.parametrize(
@@ -19,13 +19,12 @@ def test_what_might_have_become_a_marker_is_text_when_a_request_is_interrupted(
     text: str, reasoning: str, answer: str, reason: str
 ) -> None:
     heard: list[StreamOutput] = []
-    request = make_request(heard.append, thinking=True)
-    request.start()
+    running = make_running(heard.append, thinking=True)
     for token in ids(text):
-        request.commit([token], 0)
-        request.tell()
-    request.finish(reason)
-    request.tell()
+        running.commit([token], 0)
+        running.tell()
+    running.finish(reason)
+    running.tell()
     output = heard[-1].output
     assert output is not None
     assert (output.reasoning, output.text, output.finish_reason) == (reasoning, answer, reason)
@@ -37,12 +36,11 @@ def test_what_might_have_become_a_marker_is_text_when_a_request_is_interrupted(
 def test_no_token_is_told_that_a_stop_string_then_cuts_off() -> None:
     """The marker's beginning is held back until "X" decides it, and the stop string ends inside of it."""
     heard: list[StreamOutput] = []
-    request = make_request(heard.append, thinking=True, stop=["a<t"])
-    request.start()
+    running = make_running(heard.append, thinking=True, stop=["a<t"])
     for token in ids("a<thinX"):
-        request.commit([token], 0)
-        request.tell()
-        if request.finished:
+        running.commit([token], 0)
+        running.tell()
+        if running.finished:
             break
     output = heard[-1].output
     assert output is not None
@@ -54,22 +52,20 @@ def test_a_listener_that_raises_cancels_its_request_and_nothing_else(caplog: pyt
     def broken(_: StreamOutput) -> None:
         raise RuntimeError("nobody listens")
 
-    request = make_request(broken)
-    request.start()
-    request.commit(ids("a"), 0)
-    request.tell()
-    assert request.interrupted(0.0) == "cancelled"
-    request.finish("cancelled")
-    request.tell()
+    running = make_running(broken)
+    running.commit(ids("a"), 0)
+    running.tell()
+    assert running.request.interrupted(0.0) == "cancelled"
+    running.finish("cancelled")
+    running.tell()
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
-    assert TOKENIZER.decode(request.output_ids) == "a"
+    assert TOKENIZER.decode(running.output_ids) == "a"
 
 
 def test_the_first_end_is_the_one_that_counts() -> None:
-    request = make_request(stop=["b"])
-    request.start()
-    request.commit(ids("abc"), 2)
-    request.finish("cancelled")
-    assert request.output is not None
-    assert (request.output.finish_reason, request.output.stop_reason) == ("stop", "b")
-    assert request.output.token_ids == ids("ab")
+    running = make_running(stop=["b"])
+    running.commit(ids("abc"), 2)
+    running.finish("cancelled")
+    assert running.request.output is not None
+    assert (running.request.output.finish_reason, running.request.output.stop_reason) == ("stop", "b")
+    assert running.request.output.token_ids == ids("ab")

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from itertools import islice
 
@@ -12,58 +13,103 @@ from hypothesis import strategies as st
 from tandemrt.engines.errors import QueueFull
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.scheduler import Scheduler
+from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.requests.turns import Turns
-from tests.plain.requests import make_request
+from tandemrt.runtime.requests.waiting import Waiting
+from tests.plain.requests import make_waiting
 
 
-def of(*clients: str) -> list[Request]:
-    return [make_request(client=client) for client in clients]
+class Room:
+    """Room for whoever asks, from ``open`` on; before it lets a request in it does ``first``."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.first: Callable[[], object] = lambda: None
+
+    def reserve(self, slot: int, tokens: int) -> bool:  # noqa: ARG002
+        if self.open:
+            self.first()
+        return self.open
+
+    def leave(self, slot: int) -> None:
+        pass
 
 
-def seat(scheduler: Scheduler) -> list[Request]:
-    return [request for _, request in scheduler.admit(lambda _, __: True)]
+def opened(count: int, queue_limit: int, room: Room | None = None) -> tuple[Scheduler, Slots]:
+    scheduler = Scheduler(count, queue_limit)
+    return scheduler, Slots(count, room or Room(), [scheduler], window=0)
+
+
+def of(*clients: str) -> list[Waiting]:
+    return [make_waiting(client=client) for client in clients]
+
+
+def send(scheduler: Scheduler, *clients: str) -> list[Waiting]:
+    sent = of(*clients)
+    for waiting in sent:
+        scheduler.submit(waiting, block=False)
+    return sent
+
+
+def requests(waiting: Iterable[Waiting]) -> list[Request]:
+    return [each.request for each in waiting]
+
+
+def joined(scheduler: Scheduler, slots: Slots) -> list[Request]:
+    return [running.request for running in scheduler.admit(slots).joined]
 
 
 def test_a_client_that_floods_keeps_another_waiting_for_one_slot_only() -> None:
     """Over and over: 60 wait, then somebody else comes, and gets the next slot that is free."""
-    scheduler = Scheduler(2, 1000)
-    for request in of(*["flood"] * 60):
-        scheduler.submit(request, block=False)
-    seat(scheduler)
+    scheduler, slots = opened(2, 1000)
+    send(scheduler, *["flood"] * 60)
+    joined(scheduler, slots)
     for _ in range(10):
-        [late] = of("quiet")
-        scheduler.submit(late, block=False)
-        for request in of(*["flood"] * 5):
-            scheduler.submit(request, block=False)
-        scheduler.free(0)
-        assert seat(scheduler) == [late]
+        late = send(scheduler, "quiet")
+        send(scheduler, *["flood"] * 5)
+        slots.leave(0)
+        assert joined(scheduler, slots) == requests(late)
 
 
 def test_with_one_slot_clients_take_turns() -> None:
-    scheduler, served = Scheduler(1, 1000), []
-    for request in of("a", "a", "a", "a", "b", "b", "c"):
-        scheduler.submit(request, block=False)
+    scheduler, slots = opened(1, 1000)
+    served = []
+    send(scheduler, "a", "a", "a", "a", "b", "b", "c")
     for _ in range(7):
-        [request] = seat(scheduler)
+        [request] = joined(scheduler, slots)
         served.append(request.client)
-        scheduler.free(0)
+        slots.leave(0)
     assert served == ["a", "b", "c", "a", "b", "a", "a"]
+
+
+def test_who_finds_no_room_keeps_its_turn() -> None:
+    scheduler, slots = opened(1, 1000, room := Room())
+    send(scheduler, "a")
+    joined(scheduler, slots)
+    slots.leave(0)
+    first, second = send(scheduler, "b", "c")
+    room.open = False
+    assert joined(scheduler, slots) == []
+    room.open = True
+    assert joined(scheduler, slots) == [first.request]
+    slots.leave(0)
+    assert joined(scheduler, slots) == [second.request]
 
 
 @given(st.lists(st.sampled_from("abc")), st.lists(st.sampled_from("abc"), max_size=6))
 def test_turns_are_an_order_of_all_and_within_a_client_that_of_arrival(waiting: list[str], running: list[str]) -> None:
-    requests = of(*waiting)
-    ordered = list(Turns().order(requests, of(*running)))
-    assert {id(request) for request in ordered} == {id(request) for request in requests}
-    assert len(ordered) == len(requests)
+    sent = of(*waiting)
+    ordered = list(Turns().order(sent, requests(of(*running))))
+    assert set(ordered) == set(sent)
+    assert len(ordered) == len(sent)
     for client in "abc":
-        assert [r for r in ordered if r.client == client] == [r for r in requests if r.client == client]
+        assert [r for r in ordered if r.request.client == client] == [r for r in sent if r.request.client == client]
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1), st.integers(1, 8))
 def test_no_client_has_two_slots_more_than_one_that_waits(waiting: list[str], slots: int) -> None:
     served = list(islice(Turns().order(of(*waiting), []), slots))
-    shares, left = Counter(r.client for r in served), Counter(waiting)
+    shares, left = Counter(r.request.client for r in served), Counter(waiting)
     for client in left:
         if left[client] > shares[client]:  # it waits
             assert max(shares.values()) <= shares[client] + 1
@@ -71,35 +117,61 @@ def test_no_client_has_two_slots_more_than_one_that_waits(waiting: list[str], sl
 
 @given(st.integers(0, 30), st.integers(1, 8))
 def test_without_names_it_is_first_come_first_served(waiting: int, slots: int) -> None:
-    requests = of(*[""] * waiting)
-    assert list(islice(Turns().order(requests, []), slots)) == requests[:slots]
+    sent = of(*[""] * waiting)
+    assert list(islice(Turns().order(sent, []), slots)) == sent[:slots]
 
 
 def test_a_full_queue_gives_up_the_newest_of_the_client_with_the_most_waiting() -> None:
-    scheduler = Scheduler(1, 4)
-    running, *flood = of(*["flood"] * 5)
-    for request in (running, *flood):
-        scheduler.submit(request, block=False)
-    seat(scheduler)
+    scheduler, slots = opened(1, 4)
+    _, *flood = send(scheduler, *["flood"] * 5)
+    joined(scheduler, slots)
     with pytest.raises(QueueFull):
-        scheduler.submit(of("flood")[0], block=False)
-    quiet = of("quiet", "quiet", "quiet")
-    scheduler.submit(quiet[0], block=False)
-    scheduler.submit(quiet[1], block=False)
+        send(scheduler, "flood")
+    send(scheduler, "quiet", "quiet")
     with pytest.raises(QueueFull):  # as many as the other has
-        scheduler.submit(quiet[2], block=False)
+        send(scheduler, "quiet")
     dropped = scheduler.drop_waiting(time.monotonic())
-    assert dropped == [flood[3], flood[2]]
-    for request in dropped:
-        assert request.finish_reason == "error"
-        assert isinstance(request.failure, QueueFull)
+    assert [each.request for each in dropped] == requests([flood[3], flood[2]])
+    for each in dropped:
+        assert each.reason == "error"
+        assert isinstance(each.failure, QueueFull)
     assert scheduler.waiting == 4
+    assert scheduler.drop_waiting(time.monotonic()) == []
+
+
+def test_who_is_joining_a_slot_is_not_displaced_meanwhile() -> None:
+    scheduler, slots = opened(2, 2, room := Room())
+    room.open = False
+    flood = send(scheduler, "flood", "flood")
+    assert joined(scheduler, slots) == []  # so that both wait in a full queue
+    refused = []
+
+    def another_one_comes() -> None:
+        try:
+            send(scheduler, "quiet")
+        except QueueFull as error:
+            refused.append(error)
+
+    room.open, room.first = True, another_one_comes
+    assert joined(scheduler, slots) == requests(flood)
+    assert scheduler.drop_waiting(time.monotonic()) == []
+    assert len(refused) + scheduler.waiting == 2
 
 
 def test_the_loop_wakes_for_a_request_that_had_to_leave_while_all_others_compile() -> None:
-    scheduler = Scheduler(1, 1)
+    scheduler, _ = opened(1, 1)
     for client in ("flood", "flood", "quiet"):
-        scheduler.submit(make_request(client=client, rules=Future()), block=False)
+        scheduler.submit(make_waiting(client=client, enforcement=Future()), block=False)
     assert scheduler.wait_for_work()
-    assert [request.client for request in scheduler.drop_waiting(time.monotonic())] == ["flood"]
+    assert [each.request.client for each in scheduler.drop_waiting(time.monotonic())] == ["flood"]
     assert scheduler.waiting == 2
+
+
+def test_who_had_to_leave_is_told_so_also_when_the_runtime_closes() -> None:
+    scheduler, _ = opened(1, 1)
+    for client in ("flood", "flood", "quiet"):
+        scheduler.submit(make_waiting(client=client, enforcement=Future()), block=False)
+    scheduler.close()
+    assert scheduler.wait_for_work()
+    assert [each.reason for each in scheduler.drop_waiting(time.monotonic())] == ["error", "cancelled", "cancelled"]
+    assert not scheduler.wait_for_work()

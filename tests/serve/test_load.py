@@ -12,8 +12,9 @@ import pytest
 
 from tandemrt import LLM, SamplingParams, StructuredOutputs
 from tandemrt.engines.serving import CLIENT
-from tests.serve.client import Client, GrpcStream, eventually, text, token_ids
+from tests.serve.client import Client, GrpcStream, text, token_ids
 from tests.serve.prompts import EXAMPLES, asking, endless
+from tests.waiting import eventually
 from tools.serve import TritonServer
 
 CLIENTS = 32
@@ -83,7 +84,7 @@ def test_a_client_that_floods_waits_for_itself(demo: Client, way: str) -> None:
     with ThreadPoolExecutor(40) as pool:
         for _ in range(40):
             pool.submit(lambda: answered.append(demo.generate(**endless(max_tokens=100), **{CLIENT: "flood"})[0]))
-        assert eventually(lambda: demo.metrics()["tandemrt_requests_waiting"] == 32, within_s=30.0)
+        assert eventually(lambda: demo.metrics()["tandemrt_requests_waiting"] == 32)
         if way == "HTTP":
             assert demo.generate(**endless(max_tokens=5), **{CLIENT: "quiet"})[0] == 200
         else:
@@ -102,7 +103,7 @@ def test_a_client_that_fills_the_queue_gives_way_in_it(server: TritonServer) -> 
     with ThreadPoolExecutor(10) as pool:
         for _ in range(10):
             pool.submit(lambda: answers.append(short.generate(**endless(), **{CLIENT: "flood"})))
-        assert eventually(lambda: short.metrics()["tandemrt_requests_waiting"] == 2, within_s=30.0)
+        assert eventually(lambda: short.metrics()["tandemrt_requests_waiting"] == 2)
         assert short.generate(**endless(max_tokens=5), **{CLIENT: "quiet"})[0] == 200
     refused = [answer["error"] for status, answer in answers if status != 200]
     assert len(refused) == 1

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from tandemrt.runtime.requests.outputs import StreamOutput
 from tandemrt.runtime.requests.text import Delta
+from tests.waiting import PATIENCE_S, eventually
 
 
 class Sender:
@@ -28,7 +28,7 @@ class Sender:
         if self.closed:
             raise RuntimeError("Unable to send response. Response sender has been closed.")
         self.entered.set()
-        assert self.taken.wait(60)
+        assert self.taken.wait(PATIENCE_S)
         self.responses.append({name: read(values) for name, values in response.get("output_tensors", ())})
         self.sent.set()
 
@@ -64,7 +64,7 @@ def test_a_request_that_cannot_even_be_refused_holds_up_no_other() -> None:
     outbox, lost, served = Outbox(), Sender(closed=True), Sender(closed=False)
     for sender in (lost, served):
         streaming(sender, outbox).listen(StreamOutput(Delta(text="a"), token_ids=[5]))
-    assert served.sent.wait(10)
+    assert served.sent.wait(PATIENCE_S)
     outbox.close()
 
 
@@ -76,7 +76,7 @@ def test_what_a_request_says_while_the_server_is_slow_goes_out_as_one_response()
     slow.taken.clear()
     replies = [streaming(slow, outbox), streaming(other, outbox)]
     replies[0].listen(StreamOutput(Delta(text="-"), token_ids=[0]))
-    assert slow.entered.wait(10)  # the outbox is in there now
+    assert slow.entered.wait(PATIENCE_S)  # the outbox is in there now
     for at in range(100):
         for reply in replies:
             reply.listen(StreamOutput(Delta(reasoning=f"<{at}>", text=f"{at},"), token_ids=[at]))
@@ -106,13 +106,10 @@ def test_a_client_that_is_gone_is_noticed_at_once_however_many_wait() -> None:
     gone = Asked(asked, -1, everybody, gone=True)
     watch.add(gone)  # type: ignore[arg-type]
     everybody.set()
-    assert cancelled.wait(60)
+    assert cancelled.wait(PATIENCE_S)
     assert gone.others <= 2 * 8
     gone.done = True
-    end = time.monotonic() + 60
-    while min(asked) == 0:
-        assert time.monotonic() < end, "somebody who waits is never asked about"
-        time.sleep(0.01)
+    assert eventually(lambda: min(asked) > 0), "somebody who waits is never asked about"
     watch.close()
 
 
@@ -125,7 +122,7 @@ class Asked:
         self._asked, self._at, self._everybody, self._gone = asked, at, everybody, gone
 
     def abandoned(self) -> bool:
-        assert self._everybody.wait(60)
+        assert self._everybody.wait(PATIENCE_S)
         if self._gone:
             self.others = self.others or sum(self._asked)
         else:
