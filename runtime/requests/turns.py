@@ -10,27 +10,30 @@ from tandemrt.runtime.requests.waiting import Waiting
 class Turns:
     """Max-min fair turns: next is the client with the fewest requests in slots.
 
-    Of several the one that had its last turn longest ago, of one client's requests the oldest. With a single client,
-    or none named, that is first come, first served.
+    Of several the one that had its last turn longest ago, of one client's requests the oldest. A newcomer stands before
+    the one that had the very last turn, and behind all others, so that newcomers without end keep nobody waiting for
+    ever. With a single client, or none named, that is first come, first served.
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {}  # the number of each client's last turn, of those that are here
+        self._last: dict[str, float] = {}  # of the clients that are here: the number of the last turn; halves: none yet
         self._turns = 0
 
     def order(self, waiting: Iterable[Waiting], running: Iterable[Request]) -> Iterator[Waiting]:
         """Yield ``waiting`` as they come to their turn, if each that is yielded joins those ``running``.
 
-        Nothing is remembered but by ``take``. Work is done per request that is asked for.
+        Who is here is remembered; a turn only by ``take``. Work is done per request that is asked for.
         """
         shares = Counter(request.client for request in running)
         queues: dict[str, deque[Waiting]] = {}
         for each in waiting:
             queues.setdefault(each.request.client, deque()).append(each)
         self._last = {client: turn for client, turn in self._last.items() if client in queues or client in shares}
+        for client in queues:
+            self._last.setdefault(client, self._turns - 0.5)
         last, turns = dict(self._last), self._turns
         while queues:
-            client = min(queues, key=lambda name: (shares[name], last.get(name, 0)))
+            client = min(queues, key=lambda name: (shares[name], last[name]))
             shares[client] += 1
             turns += 1
             last[client] = turns

@@ -82,6 +82,19 @@ def test_with_one_slot_clients_take_turns() -> None:
     assert served == ["a", "b", "c", "a", "b", "a", "a"]
 
 
+def test_newcomers_without_end_keep_nobody_waiting_for_ever() -> None:
+    scheduler, slots = opened(1, 1000)
+    served = []
+    send(scheduler, "old", "old")
+    joined(scheduler, slots)
+    for number in range(5):
+        send(scheduler, f"new {number}")
+        slots.leave(0)
+        [request] = joined(scheduler, slots)
+        served.append(request.client)
+    assert served == ["new 0", "old", "new 1", "new 2", "new 3"]
+
+
 def test_who_finds_no_room_keeps_its_turn() -> None:
     scheduler, slots = opened(1, 1000, room := Room())
     send(scheduler, "a")
