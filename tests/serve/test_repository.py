@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,9 @@ def test_a_written_model_has_nothing_wrong_with_it(bundle: Bundle, tmp_path: Pat
 
 
 def test_the_size_of_a_paged_cache_goes_into_the_configuration(bundle: Bundle, tmp_path: Path) -> None:
-    config = read_config(write_model(bundle, tmp_path, cache_tokens=4096) / "config.pbtxt")
+    limits = bundle.limits.model_copy(update={"cache_blocks": 64})
+    paged = replace(bundle, manifest=bundle.manifest.model_copy(update={"limits": limits}))
+    config = read_config(write_model(paged, tmp_path, cache_tokens=4096) / "config.pbtxt")
     assert config.parameters["cache_tokens"].string_value == "4096"
 
 

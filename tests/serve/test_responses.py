@@ -1,5 +1,6 @@
 """What one request is answered with, by the code that runs inside the server's process."""
 
+import importlib
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -42,9 +43,7 @@ def responses(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", server)
     monkeypatch.delitem(sys.modules, "tandemrt.runtime.triton.responses", raising=False)
-    from tandemrt.runtime.triton import responses
-
-    return responses
+    return importlib.import_module("tandemrt.runtime.triton.responses")  # anew, whoever had it before
 
 
 def output(reason: str, tokens: list[int], **more: Any) -> RequestOutput:
@@ -65,9 +64,9 @@ def output(reason: str, tokens: list[int], **more: Any) -> RequestOutput:
 def answered(responses: Any, last: RequestOutput, failure: Exception | None = None) -> dict[str, Any]:
     """The one response to a request that ended with ``last``: its error, or its tensors by name."""
     sender, request = Sender(), SimpleNamespace(prompt=[1], cancel=lambda: None, failure=failure)
-    outbox = SimpleNamespace(put=lambda reply, item: reply.send(item))
+    outbox = SimpleNamespace(put=lambda reply: reply.send())
     reply = responses.Reply(sender, read_request({}, {"text_input": "Hello"}), outbox)
-    reply.start(SimpleNamespace(submit=lambda *_: request))
+    reply.start(SimpleNamespace(submit=lambda *_, **__: request))
     reply.listen(StreamOutput(Delta(text="ab"), token_ids=last.token_ids, output=last))
     [(response, flags)] = sender.sent
     assert flags == 1
