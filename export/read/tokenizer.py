@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class CheckpointTokenizer:
     """The tokenizer of a checkpoint folder. ``size`` is one past the largest id that spells something."""
 
     folder: Path
@@ -39,7 +39,7 @@ class Vocabulary:
     size: int
 
     @classmethod
-    def open(cls, folder: Path) -> "Vocabulary":
+    def open(cls, folder: Path) -> "CheckpointTokenizer":
         """Read ``tokenizer.json``. Raises BadCheckpoint when it is missing or damaged."""
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -113,7 +113,7 @@ class Vocabulary:
             raise BadRecipe(f"reasoning.forced_end {rule}; got {forced_end.text!r} = {list(forced_end.ids)}; add one")
         return Markers(start=start, ends=ends, forced_end=forced_end, implicit_ends=implicit_ends)
 
-    def require_same_tokens(self, draft: "Vocabulary") -> None:
+    def require_same_tokens(self, draft: "CheckpointTokenizer") -> None:
         """Raise BadRecipe when an id that both tokenizers know spells different tokens: no draft would be accepted."""
         for token in range(min(self.size, draft.size)):
             mine, theirs = self.tokenizer.id_to_token(token), draft.tokenizer.id_to_token(token)
