@@ -113,7 +113,11 @@ class Constraint:
     @property
     def forced_ends(self) -> int:
         """How often a budget forced the end of a block."""
-        return self._state.forced_ends
+        return len(self._state.forced_at)
+
+    def forced_ends_within(self, length: int) -> int:
+        """How many forced ends began within the first ``length`` tokens: a stop string may have cut the others off."""
+        return sum(at <= length for at in self._state.forced_at)
 
     @property
     def stuck(self) -> bool:

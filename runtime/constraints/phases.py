@@ -52,7 +52,7 @@ class State(NamedTuple):
     node: int = ROOT  # of the marker matcher
     spent: int = 0  # reasoning tokens in the current or last block
     forced: int = 0  # tokens of the forced end that are out
-    forced_ends: int = 0
+    forced_at: tuple[int, ...] = ()  # `length` at the first token of each forced end
     length: int = 0  # tokens out
     pending: tuple[int, ...] = ()  # OPEN with a grammar: may begin the start marker, not fed to the grammar yet
     marker_only: bool = False  # the grammar refuses `pending`, so it must become the start marker
@@ -190,10 +190,10 @@ class Phases:
     def _take_forced(self, state: State, token: int) -> State:
         if token != self._forced(state):
             raise Refused
-        forced, ends = state.forced + 1, state.forced_ends + (state.forced == 0)
+        forced, at = state.forced + 1, state.forced_at if state.forced else (*state.forced_at, state.length + 1)
         if forced == len(self._forced_end):
-            return state._replace(phase=Phase.ANSWER, node=ROOT, forced=0, forced_ends=ends)
-        return state._replace(forced=forced, forced_ends=ends)
+            return state._replace(phase=Phase.ANSWER, node=ROOT, forced=0, forced_at=at)
+        return state._replace(forced=forced, forced_at=at)
 
     def _take_reasoning(self, state: State, token: int) -> tuple[State, Edge | None]:
         if not bitmask.allows(self._thinking_row(state.node), token):

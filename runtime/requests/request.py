@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -71,6 +72,7 @@ class Request:
         self.newest: float | None = None  # when the newest token came, in the same seconds
         self._transcript = transcript
         self._listener = listener
+        self._windows: deque[_Window] = deque()  # those with tokens that are not certain
         self._told = 0  # output tokens the listener knows
         self._check: Callable[[str], str | None] | None = None
         self._deadline = time.monotonic() + params.timeout_s if params.timeout_s is not None else None
@@ -83,6 +85,10 @@ class Request:
     @property
     def output_ids(self) -> list[int]:
         return self.tokens[len(self.prompt) :]
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - len(self.prompt)
 
     @property
     def finish_reason(self) -> str | None:
@@ -99,12 +105,17 @@ class Request:
     @property
     def remaining(self) -> int:
         """Output tokens that may still come."""
-        return self.max_tokens - (len(self.tokens) - len(self.prompt))
+        return self.max_tokens - self.output_length
 
     @property
     def forced_ends(self) -> int:
         """How often a thinking budget closed the reasoning."""
-        return self.constraint.forced_ends if hasattr(self, "constraint") else 0
+        return self.constraint.forced_ends_within(self.output_length) if hasattr(self, "constraint") else 0
+
+    @property
+    def certain(self) -> int:
+        """Output tokens that nothing takes back any more; a stop string may yet cut off those whose role is open."""
+        return self.output_length if self.finished else self._transcript.tokens
 
     @property
     def deadline(self) -> float | None:
@@ -126,47 +137,49 @@ class Request:
             return "cancelled"
         return "timeout" if self._deadline is not None and now >= self._deadline else None
 
-    def commit(self, emitted: Sequence[int], drafted: int) -> int | None:
-        """Take in what verification emitted for this request. May finish it.
+    def commit(self, emitted: Sequence[int], drafted: int) -> list[int]:
+        """Take in what verification emitted for this request, ``drafted`` drafted tokens verified. May finish it.
 
-        Returns how many of the ``drafted`` tokens that were verified were accepted and kept; None without any.
+        Returns, for each window whose tokens are certain now, how many drafted tokens were accepted and kept.
         """
         commit = self.constraint.commit(emitted)
-        before = len(self.tokens)
+        if drafted:
+            begin = self.output_length
+            self._windows.append(_Window(begin, begin + len(commit.kept), drafted, len(emitted)))
         self.tokens += commit.kept
         finish = commit.finish
         stop_reason: str | int | None = commit.stop_token
+        kinds = []  # what a stop string cuts off was never there
         for piece in commit.pieces:
+            kinds.append(piece.kind)
             if self._transcript.add(piece.kind, piece.tokens):
                 finish, stop_reason = "stop", self._transcript.stopped_by
                 del self.tokens[len(self.prompt) + self._transcript.tokens :]
                 break
-        kinds = [piece.kind for piece in commit.pieces]
         self.boundaries_inside += "answer" in kinds[1:] and kinds[0] != "answer"
-        accepted = None
-        if drafted:
-            kept = max(0, len(self.tokens) - before)
-            accepted = self.speculation.record(drafted=drafted, kept=kept, emitted=len(emitted))
         if finish is not None:
-            self._conclude(finish, stop_reason)
-        return accepted
+            return self._conclude(finish, stop_reason)
+        return self._record(self._transcript.tokens)
 
-    def finish(self, reason: str, failure: Exception | None = None) -> None:
-        """End the request from outside of its text, which is kept so far. Nothing happens if it has finished."""
+    def finish(self, reason: str, failure: Exception | None = None) -> list[int]:
+        """End the request from outside of its text, which is kept so far. Nothing happens if it has finished.
+
+        Returns what ``commit`` does.
+        """
         if self.finished:
-            return
+            return []
         held = self.output_ids[self._transcript.tokens :]
         if held and failure is None:  # what might have become a marker never will
             self._transcript.add("reasoning" if self.constraint.phase is Phase.THINKING else "answer", held)
-        self._conclude(reason, failure=failure)
+        return self._conclude(reason, failure=failure)
 
     def tell(self) -> None:
         """Tell the listener what is new: tokens and text that are certain, and the output of a finished request.
 
         A listener that raises harms nobody else: its error is logged and its request cancelled.
         """
-        certain = len(self.tokens) if self.finished else len(self.prompt) + self._transcript.tokens
-        tokens = self.tokens[len(self.prompt) + self._told : certain]
+        begin = len(self.prompt)
+        tokens = self.tokens[begin + self._told : begin + self.certain]
         self._told += len(tokens)
         if not tokens and not self.finished:
             return
@@ -176,8 +189,21 @@ class Request:
             log.exception("the listener of a request failed; the request is cancelled")
             self.cancel()
 
-    def _conclude(self, reason: str, stop_reason: str | int | None = None, *, failure: Exception | None = None) -> None:
+    def _record(self, certain: int, *, last: bool = False) -> list[int]:
+        """Record the windows that end within the first ``certain`` output tokens; the ``last`` time, all there are."""
+        accepted = []
+        while self._windows and (last or self._windows[0].end <= certain):
+            window = self._windows.popleft()
+            kept = min(window.end, certain) - window.begin
+            if kept > 0 or window.end == window.begin:
+                accepted.append(self.speculation.record(drafted=window.drafted, kept=kept, emitted=window.emitted))
+        return accepted
+
+    def _conclude(
+        self, reason: str, stop_reason: str | int | None = None, *, failure: Exception | None = None
+    ) -> list[int]:
         self._transcript.finish()
+        accepted = self._record(self.output_length, last=True)
         error = str(failure) if failure is not None else None
         if reason == "stop" and self._check is not None and (problem := self._check(self._transcript.text)):
             reason, error = "constraint", f"structured_outputs: the finished text is not valid: {problem}"
@@ -194,3 +220,13 @@ class Request:
             forced_ends=self.forced_ends,
             error=error,
         )
+        return accepted
+
+
+class _Window(NamedTuple):
+    """A verified window: where its tokens stand in the output, [begin, end), and its counts."""
+
+    begin: int
+    end: int
+    drafted: int
+    emitted: int

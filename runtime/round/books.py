@@ -1,7 +1,7 @@
 """What the host does with a round that came back: its tokens become text, requests end, and all of it is counted."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tandemrt.engines.errors import InternalError
@@ -43,7 +43,7 @@ class Books:
             if request.finished:  # cancelled since
                 continue
             emitted = tokens[slot][: counts[slot]]
-            before = len(request.tokens)
+            before = request.certain
             try:
                 accepted = request.commit(emitted, last.usable[slot])
                 if not emitted and not request.finished:
@@ -51,10 +51,8 @@ class Books:
             except Exception as error:
                 self.end(slot, request, "error", failure=error)
                 continue
-            if accepted is not None:
-                self._metrics.accept(accepted)
             self._metrics.emitted += len(emitted)
-            self._keep(request, len(request.tokens) - before)
+            self._keep(request, request.certain - before, accepted)
             if request.output is not None:
                 self._vacate(slot)
                 self._count(request)
@@ -62,7 +60,9 @@ class Books:
 
     def end(self, slot: int, request: Request, reason: str, failure: Exception | None = None) -> None:
         """End a request from outside of its text and free its slot."""
-        request.finish(reason, failure)
+        before = request.certain
+        accepted = request.finish(reason, failure)
+        self._keep(request, request.certain - before, accepted)
         try:
             self._vacate(slot)
         finally:
@@ -78,10 +78,12 @@ class Books:
         self._room.release(slot)
         self._state.vacate(slot)
 
-    def _keep(self, request: Request, count: int) -> None:
-        """Count tokens that became text, and how long they took."""
+    def _keep(self, request: Request, count: int, accepted: Iterable[int]) -> None:
+        """Count tokens that became text, how long they took, and what was ``accepted`` of each of their windows."""
+        for each in accepted:
+            self._metrics.accept(each)
         self._metrics.kept += count
-        if count <= 0:
+        if not count:
             return
         now = time.monotonic()
         if request.newest is None:

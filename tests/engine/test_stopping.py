@@ -1,4 +1,4 @@
-"""What ends a request that chose its own ends: with a grammar, without the bundle's stop tokens, not before its time."""
+"""What ends a request that chose its own ends: with a grammar, without the bundle's stop tokens, not too early."""
 
 from collections.abc import Iterator
 from pathlib import Path

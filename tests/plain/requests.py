@@ -42,17 +42,20 @@ def make_request(
     prompt: Sequence[int] = (0,),
     rules: "Future[Rules] | None" = None,
     thinking: bool = False,
+    budget: int | None = None,
+    window: int = 4,
     stop: Sequence[str] = (),
     **params: Any,
 ) -> Request:
     """A request over bytes; with ``thinking``, blocks are ``<think>`` to ``</think>``, a token per character."""
-    rule = ThinkingRule(tuple(ids("<think>")), (tuple(ids("</think>")),), tuple(ids("</think>"))) if thinking else None
+    start, end = tuple(ids("<think>")), tuple(ids("</think>"))
+    rule = ThinkingRule(start, (end,), end, budget=budget) if thinking else None
     return Request(
         prompt,
         SamplingParams(**params),
         seed=0,
         max_tokens=100,
-        window=4,
+        window=window,
         rules=ready(Constraint(256, (), thinking=rule, prompt=prompt)) if rules is None else rules,
         transcript=Transcript(TOKENIZER, stop),
         listener=listener,

@@ -1,5 +1,7 @@
 """What a listener hears is the request's text, token by token, however the request ends."""
 
+from typing import NamedTuple
+
 import pytest
 
 from tandemrt import StreamOutput
@@ -73,3 +75,62 @@ def test_the_first_end_is_the_one_that_counts() -> None:
     assert request.output is not None
     assert (request.output.finish_reason, request.output.stop_reason) == ("stop", "b")
     assert request.output.token_ids == ids("ab")
+
+
+class Counted(NamedTuple):
+    """All that is counted of a finished request."""
+
+    forced_ends: int
+    boundaries_inside: int
+    accepted: list[int]
+
+
+def commit_all(text: str, *windows: int, budget: int | None = None, stop: str) -> Counted:
+    """Commit ``text`` in windows of so many tokens, a drafted token for each but the last of a window."""
+    request = make_request(thinking=True, prompt=ids("p"), budget=budget, window=18, stop=[stop])
+    request.start()
+    accepted, certain, at = [], 0, 0
+    for size in windows:
+        emitted, at = ids(text)[at : at + size], at + size
+        accepted += request.commit(emitted, max(1, size - 1))
+        assert request.certain >= certain, "what was certain was taken back"
+        certain = request.certain
+        if request.finished:
+            break
+    output = request.output
+    assert output is not None
+    assert output.stop_reason == stop
+    assert (output.forced_ends, output.speculation.num_spec_steps) == (request.forced_ends, len(accepted))
+    assert output.speculation.num_accepted_draft_tokens == sum(accepted)
+    assert len(output.token_ids) == certain
+    return Counted(request.forced_ends, request.boundaries_inside, accepted)
+
+
+def test_a_forced_end_behind_a_stop_string_was_never_there() -> None:
+    text = "<think>ab</think>"
+    for windows in ([1] * 17, [9, 8], [17]):
+        assert commit_all(text, *windows, budget=2, stop="b").forced_ends == 0
+    assert commit_all(text + "x", *[1] * 18, budget=2, stop="x").forced_ends == 1
+    assert commit_all(text + "x", 18, budget=2, stop="x").forced_ends == 1
+
+
+def test_an_answer_behind_a_stop_string_in_the_reasoning_ends_no_reasoning() -> None:
+    assert commit_all("<think>ab</think>cd", 7, 12, stop="b").boundaries_inside == 0
+    assert commit_all("<think>ab</think>cd", 7, 12, stop="d").boundaries_inside == 1
+
+
+def test_what_a_stop_string_cuts_off_was_never_accepted() -> None:
+    """The beginning of a marker is held back, and a stop string ends inside of it windows later."""
+    assert commit_all("a<thinX", 1, 5, 1, stop="a<t").accepted == [0, 1]
+    assert commit_all("a<thinX", 2, 3, 2, stop="a<t").accepted == [1, 0]
+    assert commit_all("a<thinX", 3, 2, 2, stop="a<t").accepted == [2]
+    assert commit_all("a<thinX", 7, stop="a<t").accepted == [2]
+
+
+def test_windows_are_recorded_however_a_request_ends() -> None:
+    request = make_request(thinking=True)
+    request.start()
+    assert request.commit(ids("ab"), 1) == [1]
+    assert request.commit(ids("<t"), 1) == [], "it may become a marker, so it may be cut off"
+    assert request.finish("cancelled") == [1]
+    assert request.speculation.num_spec_steps == 2
