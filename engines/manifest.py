@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tandemrt.engines.contract import Contract, blocks_of
-from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.errors import BadBundle, quoted
 from tandemrt.engines.validation import Record, explain, refuse
 
 FILE_NAME = "bundle.json"
@@ -28,7 +28,7 @@ TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
 def _inside_the_folder(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or str(PurePosixPath(path)) != path:
-        raise refuse(f"a file of a bundle must be a plain relative path inside it; got {path!r}")
+        raise refuse(f"a file of a bundle must be a plain relative path inside it; got {quoted(path)}")
     return path
 
 
@@ -184,7 +184,7 @@ class Manifest(Record):
         except ValidationError as error:
             raise BadBundle(f"{path} must be a manifest; build the bundle again:\n{explain(error)}") from error
         if said != _digest(data):
-            rule = f"{DIGEST} must be {_digest(data)}; got {said!r}"
+            rule = f"{DIGEST} must be {_digest(data)}; got {quoted(said)}"
             raise BadBundle(f"{path}: {rule}. The file was changed after the build; build the bundle again")
         return manifest
 
@@ -202,16 +202,16 @@ class Manifest(Record):
             raise refuse(f"engines must be {names} for draft.kind {self.draft.kind!r}; got {', '.join(self.engines)}")
         for name, engine in self.engines.items():
             if engine.file not in self.files:
-                raise refuse(f"engines.{name}.file must be one of files; got {engine.file!r}")
+                raise refuse(f"engines.{name}.file must be one of files; got {quoted(engine.file)}")
             pieces = (engine.segments.constants, *engine.segments.files) if engine.segments else ()
             if missing := [file for file in pieces if file not in self.files]:
-                raise refuse(f"engines.{name}.segments must be among files; got {missing[0]!r}")
+                raise refuse(f"engines.{name}.segments must be among files; got {quoted(missing[0])}")
         compiled = {PurePosixPath(file).name.partition(".")[0] for file in self.kernels}
         if any(engine.segments for engine in self.engines.values()) and not {"attention", "swiglu"} <= compiled:
             has = ", ".join(sorted(compiled)) or "none"
             raise refuse(f"kernels must hold attention and swiglu for engines with segments; got {has}")
         if missing := [file for file in self.kernels if file not in self.files]:
-            raise refuse(f"kernels must be among files; got {missing[0]!r}")
+            raise refuse(f"kernels must be among files; got {quoted(missing[0])}")
         if self.valid_tokens > self.vocab:
             raise refuse(f"valid_tokens must not exceed vocab {self.vocab}; got {self.valid_tokens}")
         ids = [*self.stop_ids, *(token for marker in _all(self.markers) for token in marker.ids)]
@@ -235,5 +235,5 @@ def _check_version(path: Path, data: Any) -> None:
         rule = f"manifest_version must be at most {VERSION}; got {version}"
         raise BadBundle(f"{path}: {rule}. Update tandemrt, or build the bundle again with this version")
     if type(version) is not int or version != VERSION:
-        rule = f"manifest_version must be {VERSION}; got {version!r}"
+        rule = f"manifest_version must be {VERSION}; got {quoted(version)}"
         raise BadBundle(f"{path}: {rule}. Build the bundle again with this version of tandemrt")

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from tandemrt.engines.contract import CacheKind, blocks_of
-from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.errors import BadRecipe, quoted
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabilities
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
@@ -244,7 +244,7 @@ def locate(recipe: str) -> Path:
         return included[recipe]
     hint = nearest(recipe, list(included))
     raise BadRecipe(
-        f"recipe must be a TOML file or the name of an included recipe; got {recipe!r}{hint}. "
+        f"recipe must be a TOML file or the name of an included recipe; got {quoted(recipe)}{hint}. "
         f"Included: {', '.join(included)}"
     )
 
@@ -273,5 +273,5 @@ def _refuse_planned(data: dict[str, Any], path: Path) -> None:
     for (section, key), names in PLANNED.items():
         value = data[section].get(key) if isinstance(data.get(section), dict) else None
         if value in names:
-            rule = f"{section}.{key} {value!r} is planned but does not exist yet"
+            rule = f"{section}.{key} {quoted(value)} is planned but does not exist yet"
             raise BadRecipe(f"recipe {path}: {rule}; choose another {section}.{key}")

@@ -7,10 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from transformers import AutoTokenizer
+
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
+from tandemrt.engines.errors import BadBundle, BadCheckpoint
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
+from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph
 from tandemrt.export.compile.kernels import compile_into, kernels_for
 from tandemrt.export.model.builder import save_model
@@ -64,6 +68,8 @@ def build(
     with staged(out) as folder:
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
+        with clock.step("Open the tokenizer"):
+            _require_tokenizer(folder / TOKENIZER, models[0])
         engines = {}
         for graph in graphs(recipe, models, attention_of(recipe)):
             with clock.step(f"Build, compile and check {graph.file}"):
@@ -117,6 +123,14 @@ def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
         copy = folder / TOKENIZER / file.relative_to(models[0].vocabulary.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
+
+
+def _require_tokenizer(folder: Path, target: Model) -> None:
+    """Raise BadCheckpoint unless the tokenizer in ``folder`` is one that the runtime will open."""
+    try:
+        open_tokenizer(AutoTokenizer.from_pretrained, folder, target.spec.vocab)
+    except BadBundle as error:
+        raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error
 
 
 def _limits(recipe: Recipe) -> Limits:

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest, InternalError, TandemError
 from tandemrt.engines.params import SamplingParams
+from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.runtime.assemble import assemble
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.admission import Admission
@@ -41,7 +42,7 @@ class LLM:
         profile: measure the device's time by piece (``metrics.device_ms_per_round``).
 
     Raises BadBundle or BackendUnavailable if the bundle cannot run here. Requests may be sent from several threads;
-    ``close`` (or leaving a ``with`` block) cancels what is running.
+    ``close`` (or leaving a ``with`` block) cancels what is running; later requests raise Closed.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class LLM:
         profile: bool = False,
     ) -> None:
         self.bundle = Bundle.open(bundle)
-        self.tokenizer = AutoTokenizer.from_pretrained(self.bundle.tokenizer_dir)
+        self.tokenizer, vocabulary = open_tokenizer(
+            AutoTokenizer.from_pretrained, self.bundle.tokenizer_dir, self.bundle.vocab
+        )
         self._loop = assemble(
             self.bundle,
             device=device,
@@ -74,6 +77,7 @@ class LLM:
         self._admission = Admission(
             self.bundle,
             self.tokenizer,
+            vocabulary,
             window=self._loop.drafter.window,
             cache_tokens=self._loop.room.tokens,
             grammar_timeout_s=grammar_timeout_s,

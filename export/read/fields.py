@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.errors import BadCheckpoint, quoted
 
 
 class Fields:
@@ -43,7 +43,7 @@ class Fields:
         value = self.get(name, allowed[0])
         if value not in allowed:
             raise BadCheckpoint(
-                f"{self.where}: {name} is {value!r}, which the exporter does not implement; "
+                f"{self.where}: {name} is {quoted(value)}, which the exporter does not implement; "
                 f"supported: {', '.join(repr(a) for a in allowed)}"
             )
 
@@ -60,5 +60,5 @@ class Fields:
             )
 
     def _bad(self, name: str, rule: str) -> BadCheckpoint:
-        found = f"is {self.data[name]!r}" if name in self.data else "is missing"
+        found = f"is {quoted(self.data[name])}" if name in self.data else "is missing"
         return BadCheckpoint(f"{self.where}: {name} should be {rule}, it {found}")

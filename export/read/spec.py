@@ -6,7 +6,7 @@ from typing import Any
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind, Contract
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.rope import Rope
 
@@ -120,8 +120,8 @@ def _family(fields: Fields) -> str:
     family = FAMILIES.get(found[0]) if len(found) == 1 else (kind if not found else None)
     if family not in FAMILIES.values() or kind not in (None, family):
         raise BadCheckpoint(
-            f"config.json: architectures should be one of {', '.join(FAMILIES)}, it is {found!r} "
-            f"with model_type {kind!r}"
+            f"config.json: architectures should be one of {', '.join(FAMILIES)}, it is {quoted(found)} "
+            f"with model_type {quoted(kind)}"
         )
     return str(family)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.deployment import Deployment
-from tandemrt.engines.errors import BadRepository
+from tandemrt.engines.errors import BadRepository, quoted
 from tandemrt.export.staging import staged
 from tandemrt.export.triton import config
 
@@ -46,7 +46,7 @@ def write_model(
     name = bundle.name if name is None else name
     folder = repository / name
     if not name or Path(name).name != name or name.startswith("."):
-        raise BadRepository(f"name: must be a plain folder name, received {name!r}")
+        raise BadRepository(f"name: must be a plain folder name, received {quoted(name)}")
     _check_free(folder)
     if not copy and bundle.folder.is_relative_to(folder.resolve()):
         raise BadRepository(
@@ -96,5 +96,5 @@ def _gpus(device: str) -> Sequence[int] | None:
     except ValueError:
         kind = ""
     if kind not in ("cpu", "cuda") or (kind == "cpu" and numbers) or any(gpu < 0 for gpu in gpus):
-        raise BadRepository(f"device: must be cpu, cuda or cuda:0,1,..., received {device!r}")
+        raise BadRepository(f"device: must be cpu, cuda or cuda:0,1,..., received {quoted(device)}")
     return None if kind == "cpu" else gpus

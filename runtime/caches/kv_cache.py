@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.caches.allocator import BlockAllocator
 from tandemrt.runtime.device import upload
@@ -108,7 +108,9 @@ def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None,
             )
         return LinearRoom()
     if tokens is not None and type(tokens) is not int:
-        raise BadRequest(f"cache_tokens: must be an integer, received {tokens!r}; give a number of tokens, or None")
+        raise BadRequest(
+            f"cache_tokens: must be an integer, received {quoted(tokens)}; give a number of tokens, or None"
+        )
     if tokens is not None and tokens < 1:
         raise BadRequest(f"cache_tokens: a cache must hold at least one token, received {tokens}")
     row = blocks_of(limits.capacity)

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, quoted
 
 if TYPE_CHECKING:
     from tandemrt.runtime.cli.bench import Comparison
@@ -201,7 +201,7 @@ def _read_schema(path: Path) -> dict[str, Any] | bool:
         raise BadRequest(f"--schema: must be a readable JSON file, received {path}: {error}") from error
     if not isinstance(schema, dict | bool):
         raise BadRequest(
-            f"--schema: must hold a JSON schema, which is an object or a boolean, received {schema!r} in {path}"
+            f"--schema: must hold a JSON schema, which is an object or a boolean, received {quoted(schema)} in {path}"
         )
     return schema
 
@@ -212,7 +212,8 @@ def _read_prompts(path: Path, count: int) -> tuple["list[Prompt]", list[Any]]:
         given: list[Prompt] = [row["messages"] if "messages" in row else row["prompt"] for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadRequest(
-            f"--prompts: must hold one JSON object per line with `prompt` or `messages`, received {path}: {error!r}"
+            f"--prompts: must hold one JSON object per line with `prompt` or `messages`, received {path}: "
+            f"{quoted(error)}"
         ) from error
     if not given:
         raise BadRequest(f"--prompts: must hold at least one line, received {path}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines.contract import mask_words
-from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.engines.errors import BadRequest, InternalError, quoted
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.phases import Edge, Grammar, Kind, Phase, Phases, Refused, State
 from tandemrt.runtime.constraints.thinking import ThinkingRule
@@ -239,9 +239,9 @@ def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:
         try:
             number = operator.index(token)
         except TypeError:
-            raise BadRequest(f"{name}: must be token ids, got {token!r}") from None
+            raise BadRequest(f"{name}: must be token ids, got {quoted(token)}") from None
         if not 0 <= number < valid:
-            raise BadRequest(f"{name}: token ids must be in 0..{valid - 1}, got {number}")
+            raise BadRequest(f"{name}: token ids must be in 0..{valid - 1}, got {quoted(number)}")
         ids.append(number)
     return ids
 
@@ -251,7 +251,7 @@ def _check_lengths(min_tokens: Any, max_tokens: Any) -> None:
         if value is None and name == "max_tokens":
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise BadRequest(f"{name}: must be an integer >= {least}, got {value!r}")
+            raise BadRequest(f"{name}: must be an integer >= {least}, got {quoted(value)}")
     if max_tokens is not None and min_tokens > max_tokens:
         raise BadRequest(f"min_tokens: must not be above max_tokens ({max_tokens}), got {min_tokens}")
 

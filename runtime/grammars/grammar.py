@@ -9,10 +9,10 @@ import numpy as np
 import xgrammar
 
 from tandemrt.engines.contract import mask_words
-from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.engines.errors import BadRequest, InternalError, clipped
+from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.phases import Grammar as Grammar
-from tandemrt.runtime.grammars.vocabulary import Vocabulary
 
 
 class XGrammar:
@@ -117,7 +117,7 @@ class GrammarCompiler:
                 case _:
                     raise InternalError(f"kind: must be json, regex or grammar, got {kind!r}")
         except (RuntimeError, ValueError) as error:
-            raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {_reason(error)}") from error
+            raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(_reason(error))}") from error
         return CompiledGrammar(compiled, self._words, self._stop_ids, spelling_nothing)
 
     def _compiler(self, *, json: bool) -> tuple[xgrammar.GrammarCompiler, frozenset[int]]:

@@ -10,7 +10,7 @@ import jsonschema
 import referencing
 import referencing.exceptions
 
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars import schema as schemas
 from tandemrt.runtime.grammars.patterns import unenforceable
@@ -53,7 +53,7 @@ def _schema(given: dict[str, Any] | bool | str) -> Any:
         try:
             given = json.loads(given, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"structured_outputs.json: the schema is not JSON: {error}") from None
+            raise BadRequest(f"structured_outputs.json: the schema is not JSON: {clipped(error)}") from None
     level = [given]
     for _ in range(DEEPEST):
         level = [child for node in level for child in _children(node)]
@@ -82,10 +82,10 @@ def _validator(schema: Any) -> Check:
         try:
             error = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(text)))
         except ValueError as failure:
-            return f"the text is not JSON: {failure}"
+            return f"the text is not JSON: {clipped(failure)}"
         except (referencing.exceptions.Unresolvable, RecursionError, OverflowError) as failure:
-            return f"the text cannot be checked: {failure}"
-        return None if error is None else f"{error.json_path}: {error.message}"
+            return f"the text cannot be checked: {clipped(failure)}"
+        return None if error is None else f"{clipped(error.json_path)}: {clipped(error.message)}"
 
     return check
 
@@ -93,7 +93,9 @@ def _validator(schema: Any) -> Check:
 def _checked_regex(pattern: str) -> str:
     reason = unenforceable(pattern, quoted=False)
     if reason:
-        raise BadRequest(f"structured_outputs.regex: {reason} cannot be enforced; rewrite it without, got {pattern!r}")
+        raise BadRequest(
+            f"structured_outputs.regex: {reason} cannot be enforced; rewrite it without, got {quoted(pattern)}"
+        )
     return pattern
 
 
@@ -102,7 +104,7 @@ def _checked_ebnf(source: str) -> str:
     if found:
         raise BadRequest(
             f"structured_outputs.grammar: rule options and token macros do not hold under speculation, got "
-            f"{found!r}; write the limit as a repetition"
+            f"{quoted(found)}; write the limit as a repetition"
         )
     return source
 

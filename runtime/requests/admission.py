@@ -6,13 +6,13 @@ from concurrent.futures import Future
 from transformers import PreTrainedTokenizerBase
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.params import SamplingParams
+from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.phases import Grammar
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
-from tandemrt.runtime.grammars.vocabulary import vocabulary_from_tokenizer
 from tandemrt.runtime.requests.prompt import Prompt, token_ids
 from tandemrt.runtime.requests.request import Listener, Request, Rules
 from tandemrt.runtime.requests.text import Transcript
@@ -25,6 +25,7 @@ class Admission:
         self,
         bundle: Bundle,
         tokenizer: PreTrainedTokenizerBase,
+        vocabulary: Vocabulary,
         *,
         window: int,
         cache_tokens: int | None,
@@ -34,7 +35,6 @@ class Admission:
         self._tokenizer = tokenizer
         self._window = window
         self._cache_tokens = cache_tokens  # None: every slot has room for the engine's length
-        vocabulary = vocabulary_from_tokenizer(tokenizer, bundle.vocab)
         self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
 
     def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener) -> Request:
@@ -47,16 +47,16 @@ class Admission:
         if params.max_tokens is not None and params.max_tokens > room:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
-                f"{params.max_tokens}; ask for at most {room} or build the bundle with a larger limits.length"
+                f"{quoted(params.max_tokens)}; ask for at most {room} or build the bundle with a larger limits.length"
             )
         if params.window is not None and params.window > self._window:
             raise BadRequest(
-                f"window: this runtime drafts at most {self._window} tokens per round, received {params.window}"
+                f"window: this runtime drafts at most {self._window} tokens per round, received {quoted(params.window)}"
             )
         beyond = [token for token in params.logit_bias or () if token >= self._bundle.valid_tokens]
         if beyond:
             raise BadRequest(
-                f"logit_bias: token ids must be in 0..{self._bundle.valid_tokens - 1}, received {beyond[0]}"
+                f"logit_bias: token ids must be in 0..{self._bundle.valid_tokens - 1}, received {quoted(beyond[0])}"
             )
         max_tokens = room if params.max_tokens is None else params.max_tokens
         needed = len(ids) + max_tokens + self._window + 1

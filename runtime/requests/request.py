@@ -204,7 +204,7 @@ class Request:
     ) -> list[int]:
         self._transcript.finish()
         accepted = self._record(self.output_length, last=True)
-        error = str(failure) if failure is not None else None
+        error = f"{type(failure).__name__}: {failure}" if failure is not None else None
         if reason == "stop" and self._check is not None and (problem := self._check(self._transcript.text)):
             reason, error = "constraint", f"structured_outputs: the finished text is not valid: {problem}"
         self.failure = failure

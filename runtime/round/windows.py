@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, quoted
 
 
 class Windows:
@@ -20,7 +20,7 @@ class Windows:
         for window in table.values():
             if not _is_count(window) or window > limit:
                 raise BadRequest(
-                    f"window: the bundle was built for 0..{limit} drafted tokens per round, received {window!r}"
+                    f"window: the bundle was built for 0..{limit} drafted tokens per round, received {quoted(window)}"
                 )
         if any(not _is_count(live) or live < 1 for live in table) or 1 not in table:
             raise BadRequest(

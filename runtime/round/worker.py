@@ -20,7 +20,7 @@ class Worker:
         self._closed = False
 
     def submit(self, request: Request, *, block: bool) -> None:
-        """Queue ``request``. Raises QueueFull unless ``block``, and InternalError once closed."""
+        """Queue ``request``. Raises QueueFull unless ``block``, and Closed once closed."""
         with self._starting:  # before the request is queued: whoever closes must find the thread to wait for
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tandemrt-loop", daemon=True)

@@ -272,6 +272,17 @@ def test_a_draft_with_logits_of_another_width_is_refused(copy: Path) -> None:
         build(recipe(copy), copy / "out")
 
 
+def test_a_tokenizer_that_the_runtime_would_refuse_is_refused_and_leaves_nothing_behind(copy: Path) -> None:
+    file = copy / "target" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["dropout"] = 0.1
+    file.write_text(json.dumps(tokenizer))
+    before = sorted(copy.rglob("*"))
+    with pytest.raises(BadCheckpoint, match=r"tokenizer.json: model.dropout must be null, got 0.1"):
+        build(recipe(copy), copy / "out")
+    assert sorted({*copy.rglob("*")} - {copy / "tiny.toml"}) == before
+
+
 def test_a_tokenizer_with_more_ids_than_logits_is_refused(copy: Path) -> None:
     tiny_tokenizer(copy / "target", extra=tuple(f"<extra_{i}>" for i in range(VOCAB)))
     with pytest.raises(BadCheckpoint, match=rf"must not have more ids than the logits are wide \({VOCAB}\)"):

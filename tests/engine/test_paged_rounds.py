@@ -140,7 +140,7 @@ def test_a_request_whose_memory_cannot_be_written_ends_with_an_error_and_later_o
     monkeypatch.setattr(llm.loop.room, "reserve", reserve)
     outputs = llm.generate(["first", "second", "third"], SamplingParams(max_tokens=4, ignore_eos=True, timeout_s=20))
     assert [output.finish_reason for output in outputs] == ["error", "error", "length"]
-    assert outputs[0].error == "the device is gone"
+    assert outputs[0].error == "RuntimeError: the device is gone"
     assert "a round failed" in caplog.text
     assert table(llm).allocator.available == table(llm).allocator.blocks - 1
 

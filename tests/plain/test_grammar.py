@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tandemrt.engines.errors import BadBundle, BadRequest, InternalError
-from tandemrt.runtime.grammars.vocabulary import Vocabulary, vocabulary_from_tokenizer
+from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
 from tests.plain.constraints import (
     CALL,
     END,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from tandemrt import StreamOutput
+from tandemrt.engines.errors import BadRequest
 from tests.plain.requests import TOKENIZER, ids, make_request
 
 
@@ -134,3 +135,15 @@ def test_windows_are_recorded_however_a_request_ends() -> None:
     assert request.commit(ids("<t"), 1) == [], "it may become a marker, so it may be cut off"
     assert request.finish("cancelled") == [1]
     assert request.speculation.num_spec_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [(MemoryError(), "MemoryError: "), (KeyError("x"), "KeyError: 'x'"), (BadRequest("no"), "BadRequest: no")],
+)
+def test_the_error_of_an_output_names_its_kind(failure: Exception, error: str) -> None:
+    request = make_request()
+    request.start()
+    request.finish("error", failure)
+    assert request.output is not None
+    assert request.output.error == error

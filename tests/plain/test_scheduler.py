@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
+from tandemrt.engines.errors import BadRequest, Closed, QueueFull
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.requests.request import Request, Rules
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -39,7 +39,7 @@ class SchedulerModel(RuleBasedStateMachine):
         rules: Future[Rules] = Future()
         request = make_request(rules=rules if compiling else None)
         if self.closed:
-            with pytest.raises(InternalError, match="closed"):
+            with pytest.raises(Closed, match="closed"):
                 self.scheduler.submit(request, block=True)
         elif len(self.queue) - (0 if self.short else SLOTS - len(self.running)) >= LIMIT:  # free slots make room
             with pytest.raises(QueueFull):
@@ -156,7 +156,7 @@ def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> N
     time.sleep(0.02)
     assert not second.done()
     scheduler.close()
-    with pytest.raises(InternalError, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         second.result(5)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars.library import GrammarCache, GrammarLibrary
 from tests.plain.constraints import STOP, VOCABULARY, spell
@@ -259,7 +259,7 @@ def test_closing_a_library_ends_its_threads_and_refuses_what_comes(library):
     for thread in threads:
         thread.join(timeout=10)
         assert not thread.is_alive()
-    with pytest.raises(InternalError, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         grammars.compile(StructuredOutputs(regex="d"))
 
 
