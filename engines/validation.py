@@ -70,6 +70,8 @@ _NO_VALUE = ("missing", "union_tag_not_found")
 
 def _line(details: Any, tags: Collection[str]) -> str:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "value_error":  # of a record within: one of ours, which says all there is to say
+        return str(context["error"])
     parts = [clipped(part) for part in details["loc"] if part not in tags]
     if kind.startswith("union_tag"):
         parts.append(context["discriminator"].strip("'"))

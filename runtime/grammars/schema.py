@@ -44,6 +44,10 @@ def check_valid(schema: Any) -> None:
     except jsonschema.SchemaError as error:
         place = "/".join(map(str, ("#", *error.absolute_path)))
         raise BadRequest(f"structured_outputs.json: not a JSON schema at {place}: {clipped(error.message)}") from None
+    except (RecursionError, OverflowError) as error:  # of a pattern, as Python's own expressions are checked
+        raise BadRequest(
+            f"structured_outputs.json: a pattern nests too deep or repeats too often: {clipped(error)}; simplify it"
+        ) from None
 
 
 def check_enforceable(schema: Schema) -> None:

@@ -41,6 +41,7 @@ class Admission:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
         if not isinstance(params, SamplingParams):
             raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
+        params = params.checked()
         limits = self._bundle.limits
         ids = token_ids(prompt, self._tokenizer, valid_tokens=self._bundle.valid_tokens, limit=limits.length - 1)
         room = limits.length - len(ids)
