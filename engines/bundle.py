@@ -1,11 +1,12 @@
 """A bundle: a folder that holds compiled engines, the weights they point into, the tokenizer, and a manifest."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.digest import file_digests, holds_weights
-from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.errors import BadBundle, quoted
 from tandemrt.engines.manifest import FILE_NAME, Draft, Engine, EngineName, Limits, Manifest, Markers
 
 TOKENIZER = "tokenizer"
@@ -27,7 +28,11 @@ class Bundle:
         ``verify``. Raises BadBundle, with every violation on its own line.
         """
         bundle = cls.read(path)
-        problems = bundle.problems(verify=verify)
+        try:
+            problems = bundle.problems(verify=verify)
+        except OSError as error:
+            rule = f"every file of bundle {bundle.folder} must be readable; {error.filename}: {error.strerror}"
+            raise BadBundle(f"{rule}. Correct its permissions or copy it anew") from error
         if problems:
             lines = "\n".join(problems)
             raise BadBundle(f"bundle {bundle.folder} is not as it was built; build it again or copy it anew:\n{lines}")
@@ -37,9 +42,11 @@ class Bundle:
     def read(cls, path: str | Path) -> "Bundle":
         """Read the manifest alone, without looking at the files. Raises BadBundle."""
         folder = Path(path)
-        if not folder.is_dir():
-            raise BadBundle(f"bundle must be a folder with {FILE_NAME}; got {str(path)!r}. Build one with: {_BUILD}")
-        return cls(folder.resolve(), Manifest.read(folder))
+        with suppress(OSError, RuntimeError, ValueError):  # too long, links that lead in a circle, a zero byte
+            folder = folder.resolve()
+            if folder.is_dir():
+                return cls(folder, Manifest.read(folder))
+        raise BadBundle(f"bundle must be a folder with {FILE_NAME}; got {quoted(str(path))}. Build one with: {_BUILD}")
 
     def problems(self, *, verify: bool = False) -> list[str]:
         """Say, one line each, how the folder departs from the manifest. Empty means that everything holds."""

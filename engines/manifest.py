@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tandemrt.engines.contract import Contract, blocks_of
-from tandemrt.engines.errors import BadBundle, quoted
+from tandemrt.engines.errors import BadBundle, clipped, quoted
 from tandemrt.engines.validation import Record, explain, refuse
 
 FILE_NAME = "bundle.json"
@@ -83,6 +83,13 @@ class Draft(Record):
     kind: Literal["model", "ngram", "none"]
     ngram_min: Count | None = None
     ngram_max: Count | None = None
+
+    @model_validator(mode="after")
+    def _bounds_of_ngrams(self) -> "Draft":
+        bounds = self.ngram_min or 0, self.ngram_max or 0
+        if self.kind == "ngram" and not 0 < bounds[0] <= bounds[1]:
+            raise refuse(f"ngram_min and ngram_max must be set for kind ngram, and in order; got {bounds}")
+        return self
 
 
 class Segments(Record):
@@ -175,8 +182,10 @@ class Manifest(Record):
             raise BadBundle(
                 f"{path} must be readable: {error.strerror}. Name a folder that export build made"
             ) from error
-        except ValueError as error:
-            raise BadBundle(f"{path} must be JSON: {error}. The file is damaged; build the bundle again") from error
+        except (ValueError, RecursionError) as error:
+            raise BadBundle(
+                f"{path} must be JSON: {clipped(error)}. The file is damaged; build the bundle again"
+            ) from error
         _check_version(path, data)
         said = data.pop(DIGEST, None)
         try:

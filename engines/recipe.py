@@ -6,6 +6,7 @@ Recipes are TOML files (``engines/recipes/*.toml`` are the included ones). Paths
 import hashlib
 import json
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -20,7 +21,7 @@ from pydantic import (
 )
 
 from tandemrt.engines.contract import CacheKind, blocks_of
-from tandemrt.engines.errors import BadRecipe, quoted
+from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabilities
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
@@ -41,7 +42,10 @@ class _WithCheckpoint(Section):
     @field_validator("checkpoint")
     @classmethod
     def _relative_to_the_recipe(cls, value: Path, info: ValidationInfo) -> Path:
-        return (info.context["folder"] / value).resolve() if info.context else value
+        try:
+            return (info.context["folder"] / value).resolve() if info.context else value
+        except (OSError, RuntimeError, ValueError) as error:  # too long, links that lead in a circle, a zero byte
+            raise refuse(f"must be a folder that can be read; got {quoted(str(value))}: {clipped(error)}") from None
 
 
 class Target(_WithCheckpoint):
@@ -152,14 +156,15 @@ class Recipe(Section):
         ``backend`` takes the place of the file's [backend] section unless that has this name already (for tensorrt-rtx
         with every compute capability it builds for), ``dtype`` the place of the target's and the draft's.
         """
-        path = Path(path).resolve()
         try:
+            path = Path(path).resolve()
             content = path.read_bytes()
             data = tomllib.loads(content.decode("utf-8"))
-        except OSError as error:
-            raise BadRecipe(f"recipe {path} cannot be read: {error.strerror}. Name an existing TOML file.") from error
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {error}. Correct the file.") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: links that lead in a circle, or tables nested too deep
+            why = error.strerror if isinstance(error, OSError) else error
+            raise BadRecipe(f"recipe {clipped(path)} cannot be read: {why}. Name an existing TOML file.") from error
+        except ValueError as error:  # of UTF-8, of TOML, or of a number with thousands of digits
+            raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {clipped(error)}. Correct the file.") from error
         _refuse_planned(data, path)
         asked = {name: value for name, value in (("backend", backend), ("dtype", dtype)) if value is not None}
         _override(data, **asked)
@@ -238,8 +243,9 @@ class Recipe(Section):
 def locate(recipe: str) -> Path:
     """Return the file of a recipe given as a path or as the name of an included one. Raises BadRecipe."""
     included = {file.stem: file for file in sorted(INCLUDED.glob("*.toml"), key=lambda file: file.stem)}
-    if Path(recipe).is_file():
-        return Path(recipe)
+    with suppress(OSError, ValueError):  # a path that is too long, or holds a zero byte
+        if Path(recipe).is_file():
+            return Path(recipe)
     if recipe in included:
         return included[recipe]
     hint = nearest(recipe, list(included))
@@ -272,6 +278,6 @@ def _override(data: dict[str, Any], *, backend: str | None = None, dtype: str | 
 def _refuse_planned(data: dict[str, Any], path: Path) -> None:
     for (section, key), names in PLANNED.items():
         value = data[section].get(key) if isinstance(data.get(section), dict) else None
-        if value in names:
+        if isinstance(value, str) and value in names:
             rule = f"{section}.{key} {quoted(value)} is planned but does not exist yet"
             raise BadRecipe(f"recipe {path}: {rule}; choose another {section}.{key}")

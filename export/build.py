@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
-from tandemrt.engines.errors import BadBundle, BadCheckpoint
+from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
@@ -56,15 +56,25 @@ def build(
     An earlier build of the same name is replaced, one of another name only with ``force``, anything else never.
     Raises BadRecipe, BadCheckpoint, BadBundle (about ``out``) or BackendUnavailable.
     """
-    out = out.resolve()
+    try:
+        out = out.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, links that lead in a circle, a zero byte
+        raise BadBundle(f"out must be a place for a folder: {clipped(error)}. Choose another with --out") from error
+    try:
+        return _build(recipe, out, force=force, clock=_Clock(progress), compiling=compiling)
+    except OSError as error:  # a disk that is full, a checkpoint that goes away meanwhile
+        why = f"{clipped(error.filename)}: {error.strerror}"
+        raise BadBundle(f"nothing was built: a file cannot be read or written: {why}. Build it again") from error
+
+
+def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling: CompileOptions) -> BuildReport:
     check_destination(out, recipe.name, force=force)
     compiling.require_use(recipe)
-    clock = _Clock(progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
         vocabulary = models[0].vocabulary
         stop_ids = vocabulary.stop_ids(models[0].checkpoint.config)
-        markers = vocabulary.markers(recipe.reasoning) if recipe.reasoning else None
+        markers = vocabulary.markers(recipe.reasoning, stop_ids) if recipe.reasoning else None
     with staged(out) as folder:
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)

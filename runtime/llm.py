@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadRequest, InternalError, TandemError
+from tandemrt.engines.errors import BadBundle, BadRequest, InternalError, TandemError, clipped
 from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.runtime.assemble import assemble
@@ -63,17 +63,23 @@ class LLM:
         self.tokenizer, vocabulary = open_tokenizer(
             AutoTokenizer.from_pretrained, self.bundle.tokenizer_dir, self.bundle.vocab
         )
-        self._loop = assemble(
-            self.bundle,
-            device=device,
-            window=window,
-            overlap=overlap,
-            threads=threads,
-            queue_limit=queue_limit,
-            cache_tokens=cache_tokens,
-            cuda_graphs=cuda_graphs,
-            profile=profile,
-        )
+        try:
+            self._loop = assemble(
+                self.bundle,
+                device=device,
+                window=window,
+                overlap=overlap,
+                threads=threads,
+                queue_limit=queue_limit,
+                cache_tokens=cache_tokens,
+                cuda_graphs=cuda_graphs,
+                profile=profile,
+            )
+        except (KeyError, MemoryError, OverflowError, RuntimeError) as error:  # what torch and contracts raise
+            raise BadBundle(
+                f"bundle {self.bundle.name!r}: cannot run here: {type(error).__name__}: {clipped(error)}; build it "
+                "with smaller limits, or again"
+            ) from error
         self._admission = Admission(
             self.bundle,
             self.tokenizer,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
 
 DTYPES = {
     "F64": ("float64", 8),
@@ -144,8 +144,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _parse(data: bytes, path: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(data)
-    except ValueError as error:
-        raise BadCheckpoint(f"{path}: should hold JSON: {error}; download it again") from error
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{path}: should hold JSON: {clipped(error)}; download it again") from error
     if not isinstance(parsed, dict):
         raise BadCheckpoint(f"{path}: should hold a JSON object, it holds a {type(parsed).__name__}")
     return parsed

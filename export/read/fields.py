@@ -1,5 +1,6 @@
 """Reading a JSON object so that no field of it goes unnoticed."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,15 +21,17 @@ class Fields:
         value = self.data.get(name)
         return default if value is None else value
 
-    def integer(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._bad(name, "a whole number of at least 1")
+        if value > most:
+            raise self._bad(name, f"a whole number of at most {most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self._bad(name, "a number above 0")
         return float(value)
 

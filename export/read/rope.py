@@ -51,7 +51,12 @@ class Rope:
             case "llama3":
                 frequencies = _llama3(fields, kept, max_length)
             case "yarn":
-                frequencies, magnitude = _yarn(fields, kept, theta, max_length)
+                try:
+                    frequencies, magnitude = _yarn(fields, kept, theta, max_length)
+                except (ArithmeticError, TypeError, ValueError) as error:
+                    raise BadCheckpoint(
+                        f"{fields.where}: the values must make sense for yarn, they give: {error}"
+                    ) from error
             case _:
                 raise BadCheckpoint(
                     f"{fields.where}: rope_type is {quoted(kind)}, which the exporter does not implement; "

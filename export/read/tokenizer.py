@@ -1,14 +1,14 @@
 """What the tokenizer says: how many ids spell something, which ids stop, and how markers are spelled."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe, clipped, quoted
 from tandemrt.engines.manifest import Marker, Markers
 from tandemrt.engines.recipe import Reasoning
 
@@ -48,7 +48,7 @@ class Vocabulary:
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
-            raise BadCheckpoint(f"{path} must be a tokenizer: {error}; download it again") from error
+            raise BadCheckpoint(f"{path} must be a tokenizer: {clipped(error)}; download it again") from error
         return cls(folder, tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
 
     def files(self) -> list[Path]:
@@ -98,7 +98,7 @@ class Vocabulary:
             raise BadRecipe(f"{key}: {quoted(text)} {rule}; use a special token of the tokenizer")
         return Marker(text=text, ids=tuple(ids))
 
-    def markers(self, reasoning: Reasoning) -> Markers:
+    def markers(self, reasoning: Reasoning, stop_ids: Iterable[int] = ()) -> Markers:
         """Spell all markers of a recipe. Raises BadRecipe for one that cannot be, or that cannot work."""
         start = self.spell("reasoning.start", reasoning.start)
         ends = tuple(self.spell(f"reasoning.ends[{i}]", text) for i, text in enumerate(reasoning.ends))
@@ -109,6 +109,11 @@ class Vocabulary:
         twice = [marker.text for i, marker in enumerate(every) if marker.ids in [other.ids for other in every[:i]]]
         if twice:
             raise BadRecipe(f"reasoning: start, ends and implicit_ends must differ; {quoted(twice[0])} appears twice")
+        if stopping := [marker.text for marker in (*every, forced_end) if set(marker.ids) & set(stop_ids)]:
+            raise BadRecipe(
+                f"reasoning: a marker must not hold a stop token, which ends the text; {quoted(stopping[0])} does; "
+                "choose another"
+            )
         if not any(_contains(forced_end.ids, end.ids) for end in ends):
             texts = ", ".join(repr(end.text) for end in ends)
             rule = f"must contain an end marker ({texts}) as the tokenizer spells it"
@@ -139,8 +144,8 @@ class Vocabulary:
             return {}
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadCheckpoint(f"{path} must be JSON: {error}; download it again") from error
+        except (ValueError, RecursionError) as error:
+            raise BadCheckpoint(f"{path} must be JSON: {clipped(error)}; download it again") from error
         if not isinstance(data, dict):
             raise BadCheckpoint(f"{path} must hold a JSON object; it holds a {type(data).__name__}")
         return data

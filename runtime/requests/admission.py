@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from transformers import PreTrainedTokenizerBase
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadRequest, quoted
+from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
@@ -35,6 +35,7 @@ class Admission:
         self._tokenizer = tokenizer
         self._window = window
         self._cache_tokens = cache_tokens  # None: every slot has room for the engine's length
+        self._require_rules()
         self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
 
     def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener) -> Request:
@@ -117,6 +118,16 @@ class Admission:
 
         self._grammars.compile(params.structured_outputs).add_done_callback(start)
         return ready
+
+    def _require_rules(self) -> None:
+        """Raise BadBundle where the bundle's markers and stop tokens would refuse every request."""
+        try:
+            thinking = self._thinking(SamplingParams())
+            Constraint(
+                self._bundle.vocab, self._bundle.stop_ids, thinking=thinking, valid_tokens=self._bundle.valid_tokens
+            )
+        except BadRequest as error:
+            raise BadBundle(f"bundle {self._bundle.name!r}: markers and stop tokens disagree: {error}") from error
 
     def _thinking(self, params: SamplingParams) -> ThinkingRule | None:
         markers = self._bundle.markers
