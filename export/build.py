@@ -4,7 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -20,6 +20,7 @@ from tandemrt.export.compile.kernels import compile_into, kernels_for
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
+from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.staging import check_destination, place, staged
 
 
@@ -76,6 +77,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         stop_ids = vocabulary.stop_ids(models[0].checkpoint.config)
         markers = vocabulary.markers(recipe.reasoning, stop_ids) if recipe.reasoning else None
     with staged(out) as folder:
+        check_destination(out, recipe.name, force=force)  # another builder may have been here meanwhile
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
         with clock.step("Open the tokenizer"):
@@ -128,7 +130,10 @@ def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
     for model in models:
         (folder / model.role).mkdir()
         for file in model.checkpoint.files:
-            place(file, folder / model.role)
+            placed = place(file, folder / model.role)
+            was = {name: tensor for name, tensor in model.checkpoint.tensors.items() if tensor.file == file}
+            if {name: replace(tensor, file=file) for name, tensor in read_header(placed).items()} != was:
+                raise BadCheckpoint(f"{file} must not change while it is read, and it did; build again")
     for file in models[0].vocabulary.files():
         copy = folder / TOKENIZER / file.relative_to(models[0].vocabulary.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)

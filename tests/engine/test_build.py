@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BackendUnavailable, BadCheckpoint, BadRecipe, InternalError
+from tandemrt.engines.errors import BackendUnavailable, BadBundle, BadCheckpoint, BadRecipe, InternalError
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import BuildReport, build
 from tandemrt.export.compile import onnxruntime as compiler
@@ -324,6 +325,43 @@ def test_a_build_that_fails_midway_leaves_nothing_behind_and_the_old_bundle_as_i
     assert os.listdir(copy / "out") == ["tiny"]  # noqa: PTH208
     assert (copy / "out/tiny/bundle.json").read_bytes() == before
     assert Bundle.open(copy / "out/tiny", verify=True).manifest == old.manifest
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("target/model.safetensors", None, "nothing was built: a file cannot be read or written: .*: No such file"),
+        ("target/model.safetensors", "draft/model.safetensors", "target/model.safetensors must not change while it is"),
+        ("target/tokenizer.json", None, "transformers cannot use this tokenizer"),
+        ("target/config.json", None, "nothing was built: a file cannot be read or written: .*: No such file"),
+    ],
+)
+def test_a_checkpoint_that_changes_during_its_build_is_refused_and_leaves_nothing(
+    copy: Path, file: str, content: str | None, message: str
+) -> None:
+    def change(title: str) -> None:
+        if title.startswith("Place the weights"):
+            (copy / file).unlink()
+            if content is not None:
+                shutil.copyfile(copy / content, copy / file)
+
+    with pytest.raises((BadCheckpoint, BadBundle), match=message):
+        build(recipe(copy), copy / "out/tiny", progress=change)
+    assert not (copy / "out").exists()
+
+
+def test_a_disk_without_room_is_refused_and_nothing_is_left(copy: Path) -> None:
+    asked, before = recipe(copy), sorted(copy.rglob("*"))
+    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for room in (0, 1_000, 20_000, 60_000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))  # a file beyond it fails like one on a full disk
+            with pytest.raises(BadBundle, match=r"nothing was built: a file cannot be read or written: .*File too lar"):
+                build(asked, copy / "out")
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert sorted(copy.rglob("*")) == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_rebuild_takes_the_place_of_the_old_bundle(copy: Path) -> None:
