@@ -50,14 +50,20 @@ class Bundle:
 
     def problems(self, *, verify: bool = False) -> list[str]:
         """Say, one line each, how the folder departs from the manifest. Empty means that everything holds."""
-        found = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
+        paths = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*")}
+        found = {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
         # Dot files are left by file managers and network file systems; nothing in a bundle reads them.
         strangers = sorted(
             name for name in found if name not in self.manifest.files and name != FILE_NAME and not _hidden(name)
         )
         lines = [f"{name} must be in the manifest; it was added after the build" for name in strangers]
+        # Where a link leads may change at any time, and may be none of the bundle's business.
+        linked = sorted(name for name, path in paths.items() if path.is_symlink() and not _hidden(name))
+        lines += [f"{name} must be the bundle's own; it is a symbolic link" for name in linked]
         whole: list[str] = []
         for name, expected in sorted(self.manifest.files.items()):
+            if name in linked:
+                continue
             if name not in found:
                 lines.append(f"{name} must exist; it is missing")
             elif (size := found[name].stat().st_size) != expected.size:
