@@ -1,5 +1,6 @@
 """Write a bundle folder so that it appears whole or not at all."""
 
+import errno
 import fcntl
 import glob
 import json
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from tandemrt.engines.errors import BadBundle, clipped
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Manifest
+
+_FICLONE = 0x40049409  # ioctl_ficlone(2): share the blocks of another file until one of the two is written
 
 
 def check_destination(out: Path, name: str, *, force: bool) -> None:
@@ -87,16 +90,41 @@ def staged(out: Path) -> Iterator[Path]:
 
 
 def place(source: Path, folder: Path) -> Path:
-    """Hard-link a file into a folder, or copy it where the file system cannot link. Returns the new path.
+    """Give ``folder`` a copy of a file that shares its blocks where the file system can, else one of its own.
 
-    The file behind a symbolic link is placed, never the link: a bundle points nowhere outside itself.
+    Never a hard link: writing over the checkpoint would then change the bundle and what runs from it. The file behind
+    a symbolic link is placed, never the link: a bundle points nowhere outside itself. Returns the new path.
     """
     source, destination = source.resolve(), folder / source.name  # the name that the graph points to
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copyfile(source, destination)
+    with source.open("rb") as given, destination.open("xb") as placed:
+        try:
+            try:
+                fcntl.ioctl(placed.fileno(), _FICLONE, given.fileno())
+            except OSError:
+                _copy_data(given.fileno(), placed.fileno())
+        except OSError as error:
+            error.filename = error.filename or str(destination)
+            raise
     return destination
+
+
+def _copy_data(source: int, destination: int) -> None:
+    """Copy between file descriptors within the kernel, holes as holes."""
+    size, at = os.fstat(source).st_size, 0
+    os.ftruncate(destination, size)
+    while at < size:
+        try:
+            at = os.lseek(source, at, os.SEEK_DATA)
+        except OSError:  # nothing but a hole is left
+            return
+        end = os.lseek(source, at, os.SEEK_HOLE)
+        while at < end:
+            os.lseek(source, at, os.SEEK_SET)
+            os.lseek(destination, at, os.SEEK_SET)
+            count = os.sendfile(destination, source, None, min(end - at, 1 << 30))
+            if not count:
+                raise OSError(errno.EIO, "the file became shorter while it was read")
+            at += count
 
 
 def _name_in_older_manifest(folder: Path) -> str | None:

@@ -119,11 +119,32 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         staged(tmp_path / "file/bundle").__enter__()
 
 
-def test_a_placed_file_is_linked_and_takes_no_space(tmp_path: Path) -> None:
+def test_a_placed_file_is_no_longer_its_source(tmp_path: Path) -> None:
     source = tmp_path / "model.safetensors"
     source.write_bytes(b"weights")
     (tmp_path / "bundle").mkdir()
-    assert place(source, tmp_path / "bundle").samefile(source)
+    placed = place(source, tmp_path / "bundle")
+    source.write_bytes(b"other weights")
+    assert placed.read_bytes() == b"weights"
+
+
+def test_a_placed_file_keeps_its_holes(tmp_path: Path) -> None:
+    source = tmp_path / "model.safetensors"
+    with source.open("wb") as file:
+        for at in (0, 5 << 20, 9 << 20):
+            file.seek(at)
+            file.write(b"weights")
+        file.truncate(64 << 20)
+    (tmp_path / "bundle").mkdir()
+    placed = place(source, tmp_path / "bundle")
+    assert placed.read_bytes() == source.read_bytes()
+    assert placed.stat().st_blocks <= source.stat().st_blocks
+
+
+def test_an_empty_file_is_placed(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "bundle").mkdir()
+    assert place(tmp_path / "empty", tmp_path / "bundle").read_bytes() == b""
 
 
 def test_the_file_behind_a_symbolic_link_is_placed_under_the_links_name(tmp_path: Path) -> None:
