@@ -64,7 +64,7 @@ def build(
     try:
         return _build(recipe, out, force=force, clock=_Clock(progress), compiling=compiling)
     except OSError as error:  # a disk that is full, a checkpoint that goes away meanwhile
-        why = f"{clipped(error.filename)}: {error.strerror}"
+        why = f"{clipped(error.filename)}: {error.strerror or error}"
         raise BadBundle(f"nothing was built: a file cannot be read or written: {why}. Build it again") from error
 
 
