@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.digest import file_digests, holds_weights
-from tandemrt.engines.errors import BadBundle, quoted
+from tandemrt.engines.errors import BadBundle, InternalError, quoted
 from tandemrt.engines.manifest import FILE_NAME, Draft, Engine, EngineName, Limits, Manifest, Markers
 
 TOKENIZER = "tokenizer"
@@ -86,8 +86,11 @@ class Bundle:
         return engine
 
     def path(self, engine: EngineName) -> Path:
-        """Return the file of an engine."""
-        return self.folder / self.engine(engine).file
+        """Return the file of an engine that is one. Raises InternalError for one in steps."""
+        file = self.engine(engine).file
+        if file is None:
+            raise InternalError(f"engine {engine!r} of bundle {self.name!r} is a decoder in steps, not one file")
+        return self.folder / file
 
     def contract(self, engine: EngineName) -> Contract:
         """Return the bindings an engine must have."""

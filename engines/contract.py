@@ -22,25 +22,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Dim = int | str
+from tandemrt.engines.binding import Binding, Dim
+from tandemrt.engines.operators import SCHEMAS, Schema
+
 CacheKind = Literal["linear", "paged"]
 BLOCK_SIZE = 64  # tokens in one block of a paged cache
-
-
-@dataclass(frozen=True)
-class Binding:
-    """One named tensor of an engine. ``dtype`` is a numpy-style name, ``bfloat16`` included."""
-
-    name: str
-    dtype: str
-    shape: tuple[Dim, ...]
-
-    def resolve(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the concrete shape. Raises KeyError if ``sizes`` lacks a symbol."""
-        return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in self.shape)
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True)
@@ -131,18 +117,9 @@ def verify(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
     ``dtype`` is that of the target's logits. ``draft_probs`` adds the laws the drafts were drawn from, which only
     the *rejection* rule reads.
     """
-    probs = (Binding("draft_probs", "float32", ("batch", "window", vocab)),) if draft_probs else ()
-    return Contract(
-        inputs=(
-            Binding("logits", dtype, ("batch", "window+1", vocab)),
-            Binding("bitmask", "int32", ("batch", "window+1", mask_words(vocab))),
-            Binding("draft_tokens", "int64", ("batch", "window")),
-            Binding("draft_len", "int64", ("batch",)),
-            *_sampling(),
-            *probs,
-        ),
-        outputs=(Binding("tokens", "int64", ("batch", "window+1")), Binding("count", "int64", ("batch",))),
-    )
+    operator = SCHEMAS["verify_draft_probs" if draft_probs else "verify_draft"]
+    logits, *rest = operator.inputs
+    return _resolved(operator, (logits, SCHEMAS["token_bitmask"]["bitmask"], *rest), operator.outputs, vocab, dtype)
 
 
 def adjust(*, vocab: int, dtype: str) -> Contract:
@@ -151,31 +128,15 @@ def adjust(*, vocab: int, dtype: str) -> Contract:
     A request lists its first ``entry_len`` columns: tokens, how often each is in the output, whether it is in the
     prompt, and its bias. A request that lists none is left alone.
     """
-    return Contract(
-        inputs=(
-            Binding("logits", dtype, ("batch", "window+1", vocab)),
-            Binding("draft_tokens", "int64", ("batch", "window")),
-            Binding("entry_tokens", "int32", ("batch", "entries")),
-            Binding("entry_counts", "int32", ("batch", "entries")),
-            Binding("entry_in_prompt", "int32", ("batch", "entries")),
-            Binding("entry_bias", "float32", ("batch", "entries")),
-            Binding("entry_len", "int32", ("batch",)),
-            Binding("presence", "float32", ("batch",)),
-            Binding("frequency", "float32", ("batch",)),
-            Binding("repetition", "float32", ("batch",)),
-        ),
-        outputs=(Binding("adjusted", dtype, ("batch", "window+1", vocab)),),
-        aliases=(("adjusted", "logits"),),
-    )
+    operator = SCHEMAS["adjust_logits"]
+    return _resolved(operator, operator.inputs, operator.outputs, vocab, dtype)
 
 
 def propose(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
     """The contract of the drafting engine: one drafted token per row from the draft's last logits row."""
-    probs = (Binding("draft_probs", "float32", ("batch", vocab)),) if draft_probs else ()
-    return Contract(
-        inputs=(Binding("logits", dtype, ("batch", 1, vocab)), *_sampling()),
-        outputs=(Binding("token", "int64", ("batch",)), *probs),
-    )
+    operator = SCHEMAS["sample_draft"]
+    outputs = tuple(b for b in operator.outputs if draft_probs or b.name != "draft_probs")
+    return _resolved(operator, operator.inputs, outputs, vocab, dtype)
 
 
 def blocks_of(tokens: int) -> int:
@@ -188,17 +149,15 @@ def mask_words(vocab: int) -> int:
     return (vocab + 31) // 32
 
 
-def _sampling() -> tuple[Binding, ...]:
-    # Per-request sampling state, the same for verification and drafting. `seed` carries the bits of an unsigned
-    # 64-bit integer; `position` is the index, in prompt plus output, of the token that row 0 decides.
-    return (
-        Binding("temperature", "float32", ("batch",)),
-        Binding("top_k", "int64", ("batch",)),
-        Binding("top_p", "float32", ("batch",)),
-        Binding("min_p", "float32", ("batch",)),
-        Binding("seed", "int64", ("batch",)),
-        Binding("position", "int64", ("batch",)),
-        Binding("rule", "int64", ("batch",)),
+def _resolved(
+    operator: Schema, inputs: tuple[Binding, ...], outputs: tuple[Binding, ...], vocab: int, dtype: str
+) -> Contract:
+    """The contract of an engine that is an operator; inputs may come from another one in front of it."""
+    sizes = {"vocab": vocab, "words": mask_words(vocab)}
+    return Contract(
+        operator.resolved(inputs, dtype=dtype, **sizes),
+        operator.resolved(outputs, dtype=dtype, **sizes),
+        tuple(operator.in_place.items()),
     )
 
 

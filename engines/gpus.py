@@ -1,47 +1,50 @@
-"""Which GPUs an engine was built for: the ``target`` of its entry in a manifest.
+"""Which GPUs an engine was built for, as its entry in a manifest says it, and which ones kernels are compiled for.
 
 ``sm_86+sm_120`` names compute capabilities; ``sm_80-up`` names one and all later ones.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
 
 Capability = tuple[int, int]  # (8, 6) as torch.cuda.get_device_capability gives it
-OLDEST_WITH_KERNELS: Capability = (8, 0)  # that our own kernels run on
+KernelCapability = Literal["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
+COMPUTE_CAPABILITIES: tuple[KernelCapability, ...] = get_args(KernelCapability)  # that our kernels are compiled for
+OLDEST_WITH_KERNELS: Capability = (8, 0)
 
 
-def target_of(capabilities: Sequence[str], *, and_later: bool = False) -> str:
-    """Write compute capabilities, "8.6", as a target."""
+def built_for(capabilities: Sequence[str], *, and_later: bool = False) -> str:
+    """Write compute capabilities, "8.6", the way a manifest does."""
     suffix = "-up" if and_later else ""
     return "+".join(f"sm_{capability.replace('.', '')}{suffix}" for capability in capabilities)
 
 
-def covers(target: str, capability: Capability) -> bool:
-    """Whether an engine built for ``target`` runs on a GPU of ``capability``. ``cuda`` covers all of them."""
-    return target == "cuda" or any(
-        capability >= first if and_later else capability == first for first, and_later in _parts(target)
+def covers(built_for: str, capability: Capability) -> bool:
+    """Whether an engine ``built_for`` these GPUs runs on one of ``capability``. ``cuda`` covers all of them."""
+    return built_for == "cuda" or any(
+        capability >= first if and_later else capability == first for first, and_later in _parts(built_for)
     )
 
 
-def architectures_for(target: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return which architectures of ``known``, "8.6", kernels must be compiled for to run on every GPU of ``target``.
+def capabilities_for(built_for: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Return which of ``known``, "8.6", kernels must be compiled for to run on every GPU of ``built_for``.
 
     A GPU runs the latest one that is not later than itself: as it is, or translated by the driver. GPUs older than all
     of them have none.
     """
     ordered, wanted = sorted(known, key=_capability), set()
-    for first, and_later in _parts(target):
-        wanted |= set([a for a in ordered if _capability(a) <= first][-1:])
-        wanted |= {a for a in ordered if and_later and _capability(a) > first}
-    return tuple(a for a in ordered if a in wanted)
+    for first, and_later in _parts(built_for):
+        wanted |= set([c for c in ordered if _capability(c) <= first][-1:])
+        wanted |= {c for c in ordered if and_later and _capability(c) > first}
+    return tuple(c for c in ordered if c in wanted)
 
 
 def name_of(capability: Capability) -> str:
     return f"sm_{capability[0]}{capability[1]}"
 
 
-def _parts(target: str) -> Iterator[tuple[Capability, bool]]:
-    """The capabilities that ``target`` names, and whether all later ones are meant too."""
-    for part in target.split("+"):
+def _parts(built_for: str) -> Iterator[tuple[Capability, bool]]:
+    """The capabilities that are named, and whether all later ones are meant too."""
+    for part in built_for.split("+"):
         digits = part.removeprefix("sm_").removesuffix("-up")
         if part.startswith("sm_") and digits.isdigit():
             yield (int(digits[:-1]), int(digits[-1])), part.endswith("-up")

@@ -5,14 +5,17 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.contract import Contract, blocks_of
+from tandemrt.engines.decoder import Decoder
 from tandemrt.engines.errors import BadBundle, clipped, quoted
-from tandemrt.engines.validation import Record, explain, refuse
+from tandemrt.engines.operators import SCHEMAS
+from tandemrt.engines.validation import Record, RelativePath, explain, refuse
 
 FILE_NAME = "bundle.json"
-VERSION: Literal[2] = 2
+VERSION: Literal[3] = 3
 DIGEST = "manifest_sha256"
 # Backends whose engines the runtime of this version runs.
 RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
@@ -23,16 +26,6 @@ Count = Annotated[int, Field(ge=1)]
 KernelTarget = Annotated[str, Field(pattern=r"^(sm|compute)_\d+$")]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
-
-
-def _inside_the_folder(path: str) -> str:
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts or "\\" in path or str(PurePosixPath(path)) != path:
-        raise refuse(f"a file of a bundle must be a plain relative path inside it; got {quoted(path)}")
-    return path
-
-
-RelativePath = Annotated[str, AfterValidator(_inside_the_folder)]
 
 
 class Limits(Record):
@@ -52,8 +45,7 @@ class Limits(Record):
 
     @model_validator(mode="after")
     def _leave_slack(self) -> "Limits":
-        if self.capacity < self.length + self.window + 1:
-            needed = self.length + self.window + 1
+        if self.capacity < (needed := capacity(self.length, self.window)):
             raise refuse(f"capacity must be at least length + window + 1 = {needed}; got {self.capacity}")
         row = blocks_of(self.capacity)
         if self.cache_blocks is not None and self.cache_blocks < row:
@@ -92,43 +84,35 @@ class Draft(Record):
         return self
 
 
-class Segments(Record):
-    """A decoder cut at its kernels, to be run piece by piece with kernels between; names as in engines/segments.py.
-
-    ``files`` are the pieces in order, two for each layer and one. The others describe attention:
-    ``sliding_window`` is how many tokens a layer's attention reaches back, its own included, 0 without a bound;
-    ``epsilon`` is that of the norms of queries and keys, which a model has if ``constants`` gives their weights.
-    """
-
-    files: Annotated[tuple[RelativePath, ...], Field(min_length=3)]
-    constants: RelativePath
-    heads: Count
-    kv_heads: Count
-    head_dim: Count
-    scale: float
-    epsilon: float
-    sliding_window: tuple[Annotated[int, Field(ge=0)], ...]
-
-    @model_validator(mode="after")
-    def _two_kernels_in_a_layer(self) -> "Segments":
-        if len(self.files) != 2 * len(self.sliding_window) + 1:
-            lengths = f"{len(self.files)} for {len(self.sliding_window)}"
-            raise refuse(f"segments.files must be two for each layer of sliding_window and one; got {lengths}")
-        return self
-
-
 class Engine(Record):
-    """One compiled engine. ``target`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``.
+    """One compiled engine. ``built_for`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``.
 
-    A decoder with a paged cache has ``segments``; its ``file`` is the whole graph, which computes the same on a CPU.
+    It is one ``file``, or a ``decoder``: steps, whose pieces are files.
     """
 
-    file: RelativePath
+    file: RelativePath | None = None
+    decoder: Decoder | None = None
     backend: str
-    target: str
+    built_for: str
     dtype: str
     contract: Contract
-    segments: Segments | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every file that is opened for this engine; weights lie in others beside it."""
+        if self.decoder is not None:
+            return tuple(piece.file for piece in self.decoder.pieces)
+        assert self.file is not None
+        return (self.file,)
+
+    @model_validator(mode="after")
+    def _one_file_or_steps(self) -> "Engine":
+        if (self.file is None) == (self.decoder is None):
+            found = "neither" if self.file is None else "both"
+            raise refuse(f"an engine must be one file or a decoder; got {found}")
+        if self.decoder is not None:
+            self.decoder.check(self.contract)
+        return self
 
 
 class File(Record):
@@ -150,14 +134,14 @@ class Provenance(Record):
 
 
 class Manifest(Record):
-    """Version 2 of ``bundle.json``.
+    """Version 3 of ``bundle.json``.
 
     ``vocab`` is the width of the logits; ids from ``valid_tokens`` up to it are padding that spells nothing.
     ``specs`` are the model specs as JSON, ``files`` every other file of the bundle. ``kernels`` says which of them
     are compiled kernels, and for what: ``sm_90`` (a cubin) or ``compute_80`` (PTX).
     """
 
-    manifest_version: Literal[2]
+    manifest_version: Literal[3]
     name: str
     limits: Limits
     vocab: Count
@@ -210,17 +194,17 @@ class Manifest(Record):
             names = ", ".join(sorted(needed))
             raise refuse(f"engines must be {names} for draft.kind {self.draft.kind!r}; got {', '.join(self.engines)}")
         for name, engine in self.engines.items():
-            if engine.file not in self.files:
-                raise refuse(f"engines.{name}.file must be one of files; got {quoted(engine.file)}")
-            pieces = (engine.segments.constants, *engine.segments.files) if engine.segments else ()
-            if missing := [file for file in pieces if file not in self.files]:
-                raise refuse(f"engines.{name}.segments must be among files; got {quoted(missing[0])}")
+            if missing := [file for file in engine.files if file not in self.files]:
+                key = "file" if engine.decoder is None else "decoder"
+                raise refuse(f"engines.{name}.{key} must be among files; got {quoted(missing[0])}")
         compiled = {PurePosixPath(file).name.partition(".")[0] for file in self.kernels}
-        if any(engine.segments for engine in self.engines.values()) and not {"attention", "swiglu"} <= compiled:
+        operators = {o.name for engine in self.engines.values() if engine.decoder for o in engine.decoder.operators}
+        if any(SCHEMAS[name].kernels not in compiled for name in operators):
             has = ", ".join(sorted(compiled)) or "none"
-            raise refuse(f"kernels must hold attention and swiglu for engines with segments; got {has}")
-        if missing := [file for file in self.kernels if file not in self.files]:
-            raise refuse(f"kernels must be among files; got {quoted(missing[0])}")
+            wanted = ", ".join(sorted({SCHEMAS[name].kernels for name in operators}))
+            raise refuse(f"kernels must hold {wanted} for the operators of its decoders; got {clipped(has)}")
+        if strangers := [file for file in self.kernels if file not in self.files]:
+            raise refuse(f"kernels must be among files; got {quoted(strangers[0])}")
         if self.valid_tokens > self.vocab:
             raise refuse(f"valid_tokens must not exceed vocab {self.vocab}; got {self.valid_tokens}")
         ids = [*self.stop_ids, *(token for marker in _all(self.markers) for token in marker.ids)]

@@ -8,7 +8,7 @@ import json
 import tomllib
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -20,8 +20,10 @@ from pydantic import (
     model_validator,
 )
 
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
+from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabilities
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
@@ -33,7 +35,6 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Window = Annotated[int, Field(ge=1, le=16)]
-Architecture = Literal["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]  # what the kernels are written for
 
 
 class _WithCheckpoint(Section):
@@ -123,14 +124,16 @@ class OnnxRuntimeCpu(Section):
 class OnnxRuntimeCuda(Section):
     """``cache``: *paged* runs attention in our own kernels between pieces of the graph, *linear* the graph as a whole.
 
-    ``architectures``: compute capabilities the kernels are compiled for; newer GPUs translate those of the lowest.
+    ``compute_capabilities`` are those the kernels are compiled for; newer GPUs translate those of the lowest.
     """
 
     name: Literal["onnxruntime-cuda"]
     cache: CacheKind = "paged"
-    architectures: Annotated[tuple[Architecture, ...], Field(strict=False, min_length=1)] = get_args(Architecture)
+    compute_capabilities: Annotated[tuple[KernelCapability, ...], Field(strict=False, min_length=1)] = (
+        COMPUTE_CAPABILITIES
+    )
 
-    @field_validator("architectures")
+    @field_validator("compute_capabilities")
     @classmethod
     def _once_each(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return _distinct(value)
@@ -148,6 +151,7 @@ class Recipe(Section):
         OnnxRuntimeCpu(name="onnxruntime-cpu")
     )
     _digest: str = PrivateAttr(default="")
+    _file: str = PrivateAttr(default="")
 
     @classmethod
     def load(cls, path: str | Path, *, backend: str | None = None, dtype: str | None = None) -> "Recipe":
@@ -173,6 +177,7 @@ class Recipe(Section):
         except ValidationError as error:
             options = "".join(f" with --{name} {value}" for name, value in asked.items())
             raise BadRecipe(f"recipe {path}{options} must be corrected:\n{explain(error, tags=KINDS)}") from error
+        recipe._file = str(path)
         recipe._digest = hashlib.sha256(content + (json.dumps(asked).encode() if asked else b"")).hexdigest()
         return recipe
 
@@ -181,6 +186,21 @@ class Recipe(Section):
         """The sha256 of the file this recipe was loaded from, and of what took the place of its values."""
         return self._digest
 
+    def require_checkpoints(self) -> None:
+        """Raise BadRecipe for a checkpoint folder that does not exist, by the key that names it."""
+        named = {"target": self.target.checkpoint}
+        if isinstance(self.draft, ModelDraft):
+            named["draft"] = self.draft.checkpoint
+        lines = [
+            f"{section}.checkpoint: must be an existing folder; got {str(folder)!r}"
+            for section, folder in named.items()
+            if not folder.is_dir()
+        ]
+        if lines:
+            where = f"recipe {self._file}" if self._file else f"recipe {self.name!r}"
+            fix = "Put the checkpoint there, or copy the recipe and name its folder."
+            raise BadRecipe(f"{where} names a checkpoint that is not there. {fix}\n" + "\n".join(lines))
+
     @property
     def draft_dtype(self) -> Dtype | None:
         """The compute type of a draft model: its own, else the target's. None when no model drafts."""
@@ -188,8 +208,8 @@ class Recipe(Section):
 
     @property
     def capacity(self) -> int:
-        """Tokens one cache row holds: ``length`` plus slack for the padded tail of the last window."""
-        return self.limits.length + self.draft.window + 1
+        """Tokens one cache row holds: a text of full length and the slack of a round (engines/calls.py)."""
+        return capacity(self.limits.length, self.draft.window)
 
     @property
     def cache(self) -> CacheKind:
@@ -197,9 +217,9 @@ class Recipe(Section):
         return self.backend.cache if isinstance(self.backend, OnnxRuntimeCuda) else "linear"
 
     @property
-    def architectures(self) -> tuple[str, ...]:
-        """Compute capabilities that the bundle's kernels are compiled for; none where it needs no kernels."""
-        return self.backend.architectures if isinstance(self.backend, OnnxRuntimeCuda) else ()
+    def kernel_capabilities(self) -> tuple[str, ...]:
+        """Compute capabilities that the recipe wants kernels for; none where they follow from the engines."""
+        return self.backend.compute_capabilities if isinstance(self.backend, OnnxRuntimeCuda) else ()
 
     @property
     def cache_blocks(self) -> int | None:

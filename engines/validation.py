@@ -2,9 +2,10 @@
 
 from collections.abc import Collection
 from difflib import get_close_matches
-from typing import Any
+from pathlib import PurePosixPath
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from tandemrt.engines.errors import clipped, quoted
@@ -50,6 +51,15 @@ def nearest(name: str, known: list[str]) -> str:
     close = get_close_matches(clipped(name), known, n=1)
     return f" (did you mean {quoted(close[0])}?)" if close else ""
 
+
+def _inside_the_folder(path: str) -> str:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or str(PurePosixPath(path)) != path:
+        raise refuse(f"a file of a bundle must be a plain relative path inside it; got {path!r}")
+    return path
+
+
+RelativePath = Annotated[str, AfterValidator(_inside_the_folder)]  # of a file of a bundle
 
 _RULES = {
     "extra_forbidden": "is not a known key",

@@ -15,9 +15,8 @@ from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
-from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph
+from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
-from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.read.checkpoint import read_header
@@ -71,6 +70,7 @@ def build(
 def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling: CompileOptions) -> BuildReport:
     check_destination(out, recipe.name, force=force)
     compiling.require_use(recipe)
+    recipe.require_checkpoints()
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
         vocabulary = models[0].vocabulary
@@ -84,12 +84,12 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             _require_tokenizer(folder / TOKENIZER, models[0])
         engines = {}
         for graph in graphs(recipe, models, attention_of(recipe)):
-            with clock.step(f"Build, compile and check {graph.file}"):
-                save_model(graph.make(), folder / graph.file)
+            cut = is_cut(graph, recipe)
+            with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
         kernels: dict[str, str] = {}
-        for file in kernels_for(recipe, models, engines["target"].target):
-            with clock.step(f"Compile {file.name}.cu for {', '.join(file.architectures)}"):
+        for file in kernels_for(recipe, models, engines["target"].built_for):
+            with clock.step(f"Compile {file.name}.cu for {', '.join(file.compute_capabilities)}"):
                 kernels |= compile_into(folder, file)
         with clock.step("Take the digest of every file"):
             files = _files(folder)

@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from tandemrt.engines.command_options import takes_options
+from tandemrt.engines.options import RuntimeOptions
+
 export = typer.Typer(help="Build bundles from checkpoints, and look into them.", no_args_is_help=True)
 
 
@@ -79,6 +82,7 @@ def inspect(
 
 
 @export.command()
+@takes_options(leave_out=("device",))  # where the instances run, which may be several GPUs
 def triton(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The folder of a bundle.")],
     repository: Annotated[Path, typer.Argument(metavar="REPOSITORY", help="The server's model repository.")],
@@ -88,17 +92,14 @@ def triton(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda (all GPUs) or cuda:0,1. Default: what the bundle was built for.")
     ] = None,
-    window: Annotated[int | None, typer.Option(help="Drafted tokens per round, at most the bundle's.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads per engine.")] = None,
-    overlap: Annotated[bool | None, typer.Option(help="Let the host work while the target runs.")] = None,
-    queue_limit: Annotated[int | None, typer.Option(min=1, help="Requests that may wait for a slot.")] = None,
-    cache_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens a paged cache holds in all.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; say what is wrong with what is there.")
     ] = False,
     backend_directory: Annotated[
         Path | None, typer.Option(help="With --check: the server's backends, to compare Python versions.")
     ] = None,
+    *,
+    options: RuntimeOptions,
 ) -> None:
     """Write BUNDLE into REPOSITORY as a model for Triton Inference Server, and check it. Exit code 1 on a fault."""
     from tandemrt.engines.bundle import Bundle
@@ -116,11 +117,7 @@ def triton(
             copy=copy,
             instances=instances,
             device=device,
-            window=window,
-            threads=threads,
-            overlap=overlap,
-            queue_limit=queue_limit,
-            cache_tokens=cache_tokens,
+            **options.served(),
         )
     found = problems(folder, bundle=opened, backends=backend_directory)
     print_repository(folder, found)

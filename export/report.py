@@ -11,7 +11,8 @@ from rich.table import Table
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE, Contract
-from tandemrt.engines.manifest import EngineName, Limits, Manifest, Marker
+from tandemrt.engines.decoder import Operator, Piece
+from tandemrt.engines.manifest import Engine, EngineName, Limits, Manifest, Marker
 from tandemrt.export.build import BuildReport
 from tandemrt.export.compile.onnxruntime import differences
 from tandemrt.export.compile.tensorrt.summary import summaries
@@ -31,8 +32,9 @@ def findings(bundle: Bundle, *, verify: bool) -> list[str]:
     """Say, one line each, what does not hold: files, digests, and bindings of the ONNX graphs. Empty: all holds."""
     lines = bundle.problems(verify=verify)
     for name, engine in bundle.manifest.engines.items():
-        if engine.file.endswith(".onnx") and not any(line.startswith(f"{engine.file} ") for line in lines):
-            lines += [f"engine {name}: {line}" for line in differences(bundle.path(name), engine.contract)]
+        for file, contract in _contracts(engine).items():
+            if file.endswith(".onnx") and not any(line.startswith(f"{file} ") for line in lines):
+                lines += [f"engine {name}: {line}" for line in differences(bundle.folder / file, contract)]
     return lines
 
 
@@ -49,8 +51,8 @@ def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
         console.print(_pairs(title, rows))
     console.print(_limits(manifest))
     console.print(_vocabulary(manifest))
-    if pieces := _pieces(manifest):
-        console.print(_pairs("Pieces and kernels", pieces))
+    if steps := _steps(manifest):
+        console.print(_pairs("Steps and kernels", steps))
     console.print(_files(manifest))
     console.print(_provenance(manifest))
     for line in problems:
@@ -75,6 +77,13 @@ def print_json(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
     console.file.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
 
 
+def _contracts(engine: Engine) -> dict[str, Contract]:
+    """The bindings that each file of an engine must have."""
+    if engine.decoder is None:
+        return dict.fromkeys(engine.files, engine.contract)
+    return {piece.file: engine.decoder.contract_of(piece, engine.contract) for piece in engine.decoder.pieces}
+
+
 def _engines(manifest: Manifest) -> Table:
     table = Table(title="Engines", title_justify="left", box=box.SIMPLE)
     table.add_column("engine", no_wrap=True)
@@ -84,10 +93,11 @@ def _engines(manifest: Manifest) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("file", overflow="fold")
     for name, engine in manifest.engines.items():
-        size, weights = manifest.files[engine.file].size, _weights(manifest, engine.file)
+        size = sum(manifest.files[file].size for file in engine.files)
+        weights, files = _weights(manifest, engine.files[0]), _listed(engine.files)
         shown = _bytes(weights) if weights else ""
-        place = engine.backend if engine.backend.endswith(engine.target) else f"{engine.backend} {engine.target}"
-        table.add_row(name, place, engine.dtype, _bytes(size), shown, engine.file)
+        place = engine.backend if engine.backend.endswith(engine.built_for) else f"{engine.backend} {engine.built_for}"
+        table.add_row(name, place, engine.dtype, _bytes(size), shown, files)
     return table
 
 
@@ -152,17 +162,27 @@ def _bindings(name: EngineName, contract: Contract) -> Table:
     return _pairs(f"{name}: bindings", values)
 
 
-def _pieces(manifest: Manifest) -> dict[str, str]:
+def _listed(files: tuple[str, ...]) -> str:
+    return files[0] if len(files) == 1 else f"{len(files)} in {Path(files[0]).parent}/"
+
+
+def _steps(manifest: Manifest) -> dict[str, str]:
+    """The steps of every decoder, counted by kind, and the kernels of the bundle."""
     values = {}
     for name, engine in manifest.engines.items():
-        if (cut := engine.segments) is not None:
-            reach = "" if not any(cut.sliding_window) else f", sliding windows of {max(cut.sliding_window)} tokens"
-            heads = f"{cut.heads} heads of {cut.head_dim}, {cut.kv_heads} for keys and values{reach}"
-            values[f"{name}: pieces"] = f"{len(cut.files)}, {cut.files[0]} to {cut.files[-1]}; attention with {heads}"
+        if (decoder := engine.decoder) is not None:
+            kinds = Counter("pieces" if isinstance(step, Piece) else _operator(step) for step in decoder.steps)
+            counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            values[f"{name}: steps"] = f"{counts}; {len(decoder.values)} values between them"
     for kernel in sorted({Path(file).name.split(".")[0] for file in manifest.kernels}):
         targets = [target for file, target in manifest.kernels.items() if Path(file).name.split(".")[0] == kernel]
         values[f"kernels of {kernel}.cu"] = ", ".join(targets)
     return values
+
+
+def _operator(step: Operator) -> str:
+    said = ", ".join(f"{name} {value:g}" for name, value in step.attributes.items())
+    return f"{step.name} ({said})" if said else step.name
 
 
 def _files(manifest: Manifest) -> Table:

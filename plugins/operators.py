@@ -1,8 +1,4 @@
-"""The operators of the ``tandemrt`` domain: names and enumerations shared by all their faces.
-
-Faces of an operator: ``reference`` (numpy, the definition of correct), ``functions`` (ONNX function body), and, for
-GPUs, a CUDA kernel and a TensorRT plugin. One parametrised test holds them together.
-"""
+"""Names and enumerations that all faces of the operators share; the faces are listed in plugins/faces.py."""
 
 from enum import IntEnum
 

@@ -1,11 +1,10 @@
 """From a bundle to a loop: engines opened, buffers and caches allocated, a drafter chosen."""
 
-from collections.abc import Mapping
-
 import torch
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BackendUnavailable, BadRequest
+from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.options import RuntimeOptions
 from tandemrt.runtime.backends import open_engines
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.caches.kv_cache import Room, make_cache, make_room
@@ -19,35 +18,20 @@ from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
 from tandemrt.runtime.round.loop import Loop
-from tandemrt.runtime.round.slots import SlotState
+from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import Tandem
 from tandemrt.runtime.round.timeline import Timeline
 from tandemrt.runtime.round.windows import Windows
 
 
-def assemble(
-    bundle: Bundle,
-    *,
-    device: str | torch.device | None,
-    window: int | Mapping[int, int] | None,
-    overlap: bool | None,
-    threads: int | None,
-    queue_limit: int,
-    cache_tokens: int | None,
-    cuda_graphs: bool,
-    profile: bool,
-) -> Loop:
-    """Open ``bundle`` on ``device`` and allocate all that its rounds need. Arguments as for LLM."""
+def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
+    """Open ``bundle`` and allocate all that its rounds need. The options must fit its limits."""
     limits = bundle.limits
-    windows = Windows(window, limits.window)
-    if queue_limit < 1:
-        raise BadRequest(f"queue_limit: at least one request must be able to wait, received {queue_limit}")
-    if threads is not None and threads < 1:
-        raise BadRequest(f"threads: at least one is needed, received {threads}; None gives one per core")
-    where = _device(bundle, device)
+    windows = Windows(options.window, limits.window)
+    where = _device(bundle, options.device)
     clock = Clock(where)
     with clock.active():
-        engines = open_engines(bundle, where, threads)
+        engines = open_engines(bundle, where, options.threads)
         buffers = RoundBuffers(
             slots=limits.batch,
             window=windows.largest,
@@ -58,33 +42,33 @@ def assemble(
         )
         state = SlotState(limits.batch, where)
         metrics = Metrics(accepted=[0] * windows.largest)
-        graphs = Graphs(where, metrics, enabled=cuda_graphs)
-        room = make_room(limits, [engine.contract for engine in engines.values()], cache_tokens, where)
+        graphs = Graphs(where, metrics, enabled=options.cuda_graphs)
+        room = make_room(limits, [engine.contract for engine in engines.values()], options.cache_tokens, where)
         return Loop(
             Tandem(engines, buffers, state, make_cache(engines["target"].contract, limits.batch, room, where), graphs),
             _drafter(bundle, engines, buffers, state, room, graphs),
-            Scheduler(limits.batch, queue_limit),
+            Scheduler(limits.batch, options.queue_limit),
             clock,
             room,
             metrics,
-            Timeline(where, metrics, enabled=profile),
+            Timeline(where, metrics, enabled=options.profile),
             windows=windows,
             slots=limits.batch,
             prefill_chunk=limits.prefill_chunk,
-            overlap=where.type == "cuda" if overlap is None else overlap,
+            overlap=where.type == "cuda" if options.overlap is None else options.overlap,
         )
 
 
-def _device(bundle: Bundle, device: str | torch.device | None) -> torch.device:
+def _device(bundle: Bundle, device: str | None) -> torch.device:
     target = bundle.manifest.engines["target"]
     built_for = "cpu" if target.backend == "onnxruntime-cpu" else "cuda"
-    where = _named(built_for if device is None else device)
+    where = torch.device(built_for if device is None else device)
     onnxruntime = target.backend.startswith("onnxruntime")  # whose kernels for a CPU have no bfloat16
     bfloat16 = any(engine.dtype == "bfloat16" for engine in bundle.manifest.engines.values())
     if where.type == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailable(
             f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r} for engines built for "
-            f"{target.backend} ({target.target}); install a torch built for CUDA on a machine with a GPU"
+            f"{target.backend} ({target.built_for}); install a torch built for CUDA on a machine with a GPU"
             + (", or use device='cpu'" if onnxruntime and not bfloat16 else "")
         )
     if where.type == "cpu" and onnxruntime and bfloat16:
@@ -98,16 +82,6 @@ def _device(bundle: Bundle, device: str | torch.device | None) -> torch.device:
         )
     if str(where) == "cuda":  # without a number, every thread would have a current device of its own
         where = torch.device("cuda", torch.cuda.current_device())
-    return where
-
-
-def _named(device: str | torch.device) -> torch.device:
-    try:
-        where = torch.device(device)
-    except RuntimeError:
-        where = None
-    if where is None or where.type not in ("cpu", "cuda"):
-        raise BadRequest(f"device: must be 'cpu', 'cuda' or 'cuda:N', received {str(device)!r}; choose one of them")
     return where
 
 

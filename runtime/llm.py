@@ -1,25 +1,29 @@
 """The Python face: open a bundle, generate, stream."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
+from functools import partial
+from inspect import Parameter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
-import torch
 from transformers import AutoTokenizer
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadBundle, BadRequest, InternalError, TandemError, clipped
+from tandemrt.engines.errors import BadRequest, InternalError, TandemError
+from tandemrt.engines.options import OpeningOptions, RuntimeOptions, signature
 from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.runtime.assemble import assemble
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.progress import progress_bar
 from tandemrt.runtime.requests.admission import Admission
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.prompt import Prompt, is_batch
 from tandemrt.runtime.requests.request import Listener, Request
+from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.loop import Loop
 from tandemrt.runtime.round.worker import Worker
 
@@ -29,66 +33,36 @@ class LLM:
 
     Args:
         bundle: folder written by ``tandemrt export build``.
-        device: "cpu", "cuda" or "cuda:N"; None takes the device the bundle was built for.
-        window: drafted tokens per round, at most the bundle's (None: the bundle's; 0: no speculation), or a table
-            {requests: window} whose entries hold from their number of running requests on: {1: 4, 33: 2}.
-        overlap: run the target while the host commits and fills; None: on a GPU. The tokens are the same.
-        threads: CPU threads per engine; None: one per core.
-        queue_limit: requests that may wait for a slot.
-        grammar_timeout_s: the longest a grammar may take to compile.
-        cache_tokens: tokens that a paged cache holds for all requests together; a request waits for room for its
-            prompt and ``max_tokens``. None: room for every slot at the bundle's full length.
-        cuda_graphs: replay the pieces of a round as CUDA graphs; False is for finding faults.
-        profile: measure the device's time by piece (``metrics.device_ms_per_round``).
+        options: the fields of RuntimeOptions (engines/options.py), which says what each means.
 
-    Raises BadBundle or BackendUnavailable if the bundle cannot run here. Requests may be sent from several threads;
-    ``close`` (or leaving a ``with`` block) cancels what is running; later requests raise Closed.
+    Raises BadRequest for options that make no sense, alone or for this bundle, and BadBundle or BackendUnavailable if
+    the bundle cannot run here. Requests may be sent from several threads; ``close`` (or leaving a ``with`` block)
+    cancels what is running; later requests raise Closed.
     """
 
-    def __init__(
-        self,
-        bundle: str | Path,
-        *,
-        device: str | torch.device | None = None,
-        window: int | Mapping[int, int] | None = None,
-        overlap: bool | None = None,
-        threads: int | None = None,
-        queue_limit: int = 256,
-        grammar_timeout_s: float = 10.0,
-        cache_tokens: int | None = None,
-        cuda_graphs: bool = True,
-        profile: bool = False,
-    ) -> None:
+    __signature__ = signature([Parameter("bundle", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Path)])
+
+    def __init__(self, bundle: str | Path, **options: Unpack[OpeningOptions]) -> None:
+        asked = RuntimeOptions(**options)
         self.bundle = Bundle.open(bundle)
+        asked.require_fit(self.bundle.limits)
         self.tokenizer, vocabulary = open_tokenizer(
             AutoTokenizer.from_pretrained, self.bundle.tokenizer_dir, self.bundle.vocab
         )
-        try:
-            self._loop = assemble(
-                self.bundle,
-                device=device,
-                window=window,
-                overlap=overlap,
-                threads=threads,
-                queue_limit=queue_limit,
-                cache_tokens=cache_tokens,
-                cuda_graphs=cuda_graphs,
-                profile=profile,
-            )
-        except (KeyError, MemoryError, OverflowError, RuntimeError) as error:  # what torch and contracts raise
-            raise BadBundle(
-                f"bundle {self.bundle.name!r}: cannot run here: {type(error).__name__}: {clipped(error)}; build it "
-                "with smaller limits, or again"
-            ) from error
+        loop = assemble(self.bundle, asked)
         self._admission = Admission(
             self.bundle,
             self.tokenizer,
             vocabulary,
-            window=self._loop.drafter.window,
-            cache_tokens=self._loop.room.tokens,
-            grammar_timeout_s=grammar_timeout_s,
+            window=loop.drafter.window,
+            cache_tokens=loop.room.tokens,
+            grammar_timeout_s=asked.grammar_timeout_s,
         )
-        self._worker = Worker(self._loop)
+        self._metrics = loop.metrics
+        self._scheduler = loop.scheduler
+        self._worker = Worker(loop)
+        if asked.cuda_graphs and loop.clock.device.type == "cuda":
+            self._capture(loop)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # to a type checker a text is a sequence of texts
@@ -122,17 +96,17 @@ class LLM:
             raise BadRequest(f"params: one for each of the {len(prompts)} prompts, received {len(each)}")
         futures: list[Future[RequestOutput]] = []
         listeners = [_resolver(futures) for _ in prompts]
-        requests = [
+        queued = [
             self._admission.admit(prompt, p or SamplingParams(), listener)
             for prompt, p, listener in zip(prompts, each, listeners, strict=True)
         ]
         try:
-            for request in requests:
-                self._worker.submit(request, block=True)
+            for waiting in queued:
+                self._worker.submit(waiting, block=True)
             return [future.result() for future in futures]
         except BaseException:
-            for request in requests:
-                self.cancel(request)
+            for waiting in queued:
+                self.cancel(waiting.request)
             raise
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[StreamOutput]:
@@ -149,8 +123,9 @@ class LLM:
             except RuntimeError:  # the event loop was closed: nobody listens any longer
                 request.cancel()
 
-        request = self._admission.admit(prompt, params or SamplingParams(), listen)
-        self._worker.submit(request, block=False)
+        waiting = self._admission.admit(prompt, params or SamplingParams(), listen)
+        request = waiting.request
+        self._worker.submit(waiting, block=False)
         try:
             while True:
                 item = await queue.get()
@@ -167,33 +142,36 @@ class LLM:
 
         For servers. Raises BadRequest or QueueFull; what fails later is in the last item's ``output.error``.
         """
-        request = self._admission.admit(prompt, params or SamplingParams(), listener)
-        self._worker.submit(request, block=False)
-        return request
+        waiting = self._admission.admit(prompt, params or SamplingParams(), listener)
+        self._worker.submit(waiting, block=False)
+        return waiting.request
 
     def cancel(self, request: Request) -> None:
         """End a request; it finishes with "cancelled" within a round. Nothing happens if it has finished."""
         request.cancel()
-        self._loop.scheduler.wake()
+        self._scheduler.wake()
 
     @property
     def loop(self) -> Loop:
-        """The rounds and their engines, for measures and checks: touch them only while no request runs."""
-        return self._loop
+        """The rounds and their engines, for measures and checks: touch them only while no request runs.
+
+        Raises Closed once closed.
+        """
+        return self._worker.loop
 
     @property
     def metrics(self) -> Metrics:
-        return self._loop.metrics
+        return self._metrics
 
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return self._loop.scheduler.waiting
+        return self._scheduler.waiting
 
     @property
     def running(self) -> int:
         """Requests in slots."""
-        return len(self._loop.scheduler.slots())
+        return self._scheduler.running
 
     def close(self) -> None:
         """Cancel all requests and stop. Safe to call twice."""
@@ -208,11 +186,21 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _capture(self, loop: Loop) -> None:
+        if not loop.tandem.engines["target"].capturable:
+            return
+        try:
+            with progress_bar("capturing CUDA graphs") as progress:
+                self._worker.prepare(partial(capture, loop, progress))
+        except BaseException:
+            self.close()
+            raise
+
     def _submit(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Request, "Future[RequestOutput]"]:
         futures: list[Future[RequestOutput]] = []
-        request = self._admission.admit(prompt, params or SamplingParams(), _resolver(futures))
-        self._worker.submit(request, block=True)
-        return request, futures[0]
+        waiting = self._admission.admit(prompt, params or SamplingParams(), _resolver(futures))
+        self._worker.submit(waiting, block=True)
+        return waiting.request, futures[0]
 
 
 def _resolver(futures: "list[Future[RequestOutput]]") -> Listener:

@@ -17,8 +17,9 @@ from rich.table import Table
 
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.layers import Lowering
+from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.passes.cut import cut
+from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tools.random_checkpoint import Family, Size, write_checkpoint
@@ -35,13 +36,15 @@ def measure(folder: Path, attention: Lowering, capacity: int) -> dict[str, float
     checkpoint = Checkpoint.open(folder)
     spec = ModelSpec.from_hf(checkpoint.config)
     model = build_decoder(spec, checkpoint, dtype="bfloat16", capacity=capacity, attention=attention)
-    graph = folder / f"{attention}.onnx"
-    save_model(model, graph)
-    largest = [graph, *_pieces(graph, attention)]
+    if attention == "paged":
+        fuse_transposed_products(model)
+    files = cut(model)[0] if attention == "paged" else {f"{attention}.onnx": model}
+    for file, graph in files.items():
+        save_model(graph, folder / file)
     return {
         "seconds": time.perf_counter() - begin,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,  # kilobytes on Linux
-        "graph_mb": max(file.stat().st_size for file in largest) / 1e6,
+        "graph_mb": max((folder / file).stat().st_size for file in files) / 1e6,
     }
 
 
@@ -65,10 +68,6 @@ def main(
     Console().print(table)
     if any(result[name] > limit for result in results.values() for name, limit in LIMITS.items()):
         raise typer.Exit(1)
-
-
-def _pieces(graph: Path, attention: Lowering) -> list[Path]:
-    return [graph.with_name(file) for file in cut(graph, graph.parent).files] if attention == "paged" else []
 
 
 def _in_child(folder: Path, attention: Lowering, capacity: int) -> Any:

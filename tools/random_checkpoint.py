@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 Dims = dict[str, Any]
 
@@ -26,7 +25,6 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-_CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 _FAMILY: dict[str, Dims] = {
     "llama": {"rope_parameters": _LLAMA3},
     "mistral": {"sliding_window": None, "head_dim": None},
@@ -118,10 +116,12 @@ def write_config(
     out: Path, family: Family, size: Size, *, layers: int | None = None, dtype: Dtype = Dtype.BFLOAT16, **more: Any
 ) -> dict[str, tuple[int, ...]]:
     """Write config.json into ``out``, with the fields ``more``; return the shape of every tensor of such a model."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # slow to import, and only the writer needs it
+
     dims = _SIZES[family.value, size.value] | _FAMILY[family.value] | more
     if layers is not None:
         dims = dims | {"num_hidden_layers": layers}
-    config = _CONFIGS[family.value](**dims)
+    config = AutoConfig.for_model(family.value, **dims)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     config.architectures = [type(model).__name__]

@@ -24,16 +24,6 @@ LIBRARIES = {
     "tensorrt-rtx": Library("tensorrt_rtx_bindings", 1, "1.7"),
 }
 
-# TensorRT's names of the types that a contract knows.
-DTYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "INT64": "int64",
-    "INT32": "int32",
-    "BOOL": "bool",
-}
-
 
 def load(backend: str) -> ModuleType:
     """Import the module of ``backend``.

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tandemrt.engines.errors import BadRecipe, InternalError
 from tandemrt.engines.manifest import Engine
@@ -13,9 +13,11 @@ from tandemrt.export.compile import onnxruntime
 from tandemrt.export.compile.tensorrt.engine import build_engine
 from tandemrt.export.compile.tensorrt.listeners import Progress
 from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, head_profiles
+from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graphs import Graph
-from tandemrt.export.model.layers import Lowering
+from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.passes.cut import cut
+from tandemrt.export.passes.products import fuse_transposed_products
 
 DECODERS = ("target", "draft")
 VERIFIERS = ("verify", "verify_probs")  # what TensorRT builds with our plugins; TensorRT-RTX has none
@@ -51,11 +53,19 @@ class CompileOptions:
 DEFAULTS = CompileOptions()
 
 
+def is_cut(graph: Graph, recipe: Recipe) -> bool:
+    """Whether the graph becomes a decoder in steps: its pieces are saved, and not the whole."""
+    return graph.name in DECODERS and recipe.cache == "paged"
+
+
 def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions = DEFAULTS) -> Engine:
-    """Compile a saved graph of the bundle in ``folder`` and return its entry.
+    """Build a graph, save it in the bundle in ``folder``, compile it and return its entry.
 
     Raises InternalError when the graph breaks its contract, BackendUnavailable when the backend cannot build here.
     """
+    if is_cut(graph, recipe):
+        return _in_steps(graph, recipe.backend.name, folder)
+    save_model(graph.make(), folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)
     if isinstance(recipe.backend, TensorRt | TensorRtRtx):
         if graph.name in DECODERS:
@@ -66,10 +76,19 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     if recipe.backend.name == "onnxruntime-cpu":
         onnxruntime.require_session(folder / graph.file)
         return _entry(graph, graph.file, recipe.backend.name, "cpu")
-    entry = _entry(graph, graph.file, recipe.backend.name, "cuda")
-    if graph.name in DECODERS and recipe.cache == "paged":
-        return entry.model_copy(update={"segments": cut(folder / graph.file, folder)})
-    return entry
+    return _entry(graph, graph.file, recipe.backend.name, "cuda")
+
+
+def _in_steps(graph: Graph, backend: str, folder: Path) -> Engine:
+    """Save the pieces of a graph instead of the whole."""
+    model = graph.make()
+    fuse_transposed_products(model)
+    pieces, decoder = cut(model, str(PurePosixPath(graph.file).parent))
+    for file, piece in pieces.items():
+        save_model(piece, folder / file)
+    for each in decoder.pieces:
+        onnxruntime.require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
+    return Engine(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
 
 
 def _tensorrt(
@@ -93,8 +112,8 @@ def _tensorrt(
         raise InternalError(f"{report.path.name} must have the bindings of its contract: {'; '.join(lines)}")
     if missing := set(graph.contract.aliases) - set(report.contract.aliases):
         raise InternalError(f"{report.path.name} must update its caches in place; {sorted(missing)} do not")
-    return _entry(graph, report.path.relative_to(folder).as_posix(), backend.name, report.target)
+    return _entry(graph, report.path.relative_to(folder).as_posix(), backend.name, report.built_for)
 
 
-def _entry(graph: Graph, file: str, backend: str, target: str) -> Engine:
-    return Engine(file=file, backend=backend, target=target, dtype=graph.dtype, contract=graph.contract)
+def _entry(graph: Graph, file: str, backend: str, built_for: str) -> Engine:
+    return Engine(file=file, backend=backend, built_for=built_for, dtype=graph.dtype, contract=graph.contract)

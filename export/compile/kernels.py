@@ -5,36 +5,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.bundle import KERNELS
-from tandemrt.engines.gpus import architectures_for
+from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, capabilities_for
+from tandemrt.engines.operators import HEADS, SCHEMAS
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.model.graphs import Model
-from tandemrt.plugins.kernels.compile import ARCHITECTURES, compile_kernels, kernel_names
+from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
-BETWEEN_PIECES = ("attention", "swiglu")  # what a decoder with a paged cache is cut at
+# What takes the place of the engines without weights; the other kernels stand between the pieces of a decoder.
+_OF_HEADS = {SCHEMAS[operator].kernels for operator in HEADS.values()}
 
 
 @dataclass(frozen=True)
 class KernelFile:
-    """``NAME.cu`` for ``architectures`` ("9.0", …), and what of it the bundle's models need; None is everything."""
+    """``NAME.cu`` for ``compute_capabilities`` ("9.0", …), and what of it the models need; None is everything."""
 
     name: str
-    architectures: tuple[str, ...]
+    compute_capabilities: tuple[str, ...]
     dtypes: tuple[str, ...]
     head_dims: tuple[int, ...] | None
 
 
-def kernels_for(recipe: Recipe, models: tuple[Model, ...], target: str) -> Iterator[KernelFile]:
-    """Yield every kernel file of a bundle whose decoders were built for ``target`` (engines/gpus.py).
+def kernels_for(recipe: Recipe, models: tuple[Model, ...], built_for: str) -> Iterator[KernelFile]:
+    """Yield every kernel file of a bundle whose decoders are ``built_for`` these GPUs (engines/gpus.py).
 
     A paged cache needs all of them, any other bundle for a GPU those that take the place of the engines without
     weights. A GPU older than the kernels has none and runs the graphs of these engines.
     """
-    architectures = recipe.architectures or architectures_for(target, ARCHITECTURES)
+    capabilities = recipe.kernel_capabilities or capabilities_for(built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.dtype for model in models))
     head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
-    for name in kernel_names() if architectures else ():
-        if recipe.cache == "paged" or name not in BETWEEN_PIECES:
-            yield KernelFile(name, architectures, dtypes, head_dims if name == "attention" else None)
+    for name in kernel_names() if capabilities else ():
+        if recipe.cache == "paged" or name in _OF_HEADS:
+            yield KernelFile(
+                name, capabilities, dtypes, head_dims if name == SCHEMAS["window_attention"].kernels else None
+            )
 
 
 def compile_into(folder: Path, kernels: KernelFile) -> dict[str, str]:
@@ -43,9 +47,9 @@ def compile_into(folder: Path, kernels: KernelFile) -> dict[str, str]:
     Returns what a manifest says of them: file to ``sm_90`` (a cubin), or ``compute_80`` (PTX of the lowest one, for
     GPUs newer than all of them). Raises BackendUnavailable without NVRTC, or when it refuses the source.
     """
-    lowest = min(int(architecture.replace(".", "")) for architecture in kernels.architectures)
+    lowest = min(int(capability.replace(".", "")) for capability in kernels.compute_capabilities)
     written = compile_kernels(
-        kernels.architectures,
+        kernels.compute_capabilities,
         folder / KERNELS,
         names=[kernels.name],
         dtypes=kernels.dtypes,

@@ -4,16 +4,10 @@ from pathlib import Path
 
 import onnx
 
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.dtypes import from_onnx
 from tandemrt.engines.errors import BackendUnavailable, InternalError
-
-_DTYPES = {
-    onnx.TensorProto.FLOAT: "float32",
-    onnx.TensorProto.FLOAT16: "float16",
-    onnx.TensorProto.BFLOAT16: "bfloat16",
-    onnx.TensorProto.INT32: "int32",
-    onnx.TensorProto.INT64: "int64",
-}
 
 
 def differences(path: Path, expected: Contract) -> list[str]:
@@ -55,4 +49,4 @@ def _bindings(values: list[onnx.ValueInfoProto]) -> tuple[Binding, ...]:
 def _binding(value: onnx.ValueInfoProto) -> Binding:
     tensor = value.type.tensor_type
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim)
-    return Binding(value.name, _DTYPES.get(tensor.elem_type, f"ONNX type {tensor.elem_type}"), shape)
+    return Binding(value.name, from_onnx(tensor.elem_type), shape)

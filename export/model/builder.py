@@ -1,7 +1,8 @@
 """A thin skin over onnx-ir: write a graph as one expression after another.
 
 Every node is typed the moment it is made, by ONNX's own inference, so a wrong dtype or shape is raised at the line
-that wrote it. Blocks (export/model/layers.py) are plain functions that take a builder and values and return values.
+that wrote it. The layers of a decoder (export/model/layers.py) are functions of a builder and values that return
+values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,22 +14,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from tandemrt.engines.contract import Binding
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.dtypes import ONNX
 from tandemrt.engines.errors import InternalError
 
 OPSET = 24  # the first with Attention over a padded cache and TensorScatter
 IR_VERSION = 11
+LIBRARY = "com.microsoft"  # the domain of onnxruntime's own operators, for CPU and CUDA
 Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float] | ir.Graph | ir.TensorProtocol
 
-_DTYPES = {
-    "float32": ir.DataType.FLOAT,
-    "float16": ir.DataType.FLOAT16,
-    "bfloat16": ir.DataType.BFLOAT16,
-    "int64": ir.DataType.INT64,
-    "int32": ir.DataType.INT32,
-    "uint32": ir.DataType.UINT32,
-    "bool": ir.DataType.BOOL,
-}
+DTYPES = {name: ir.DataType(element_type) for name, element_type in ONNX.items()}
 
 
 class GraphBuilder:
@@ -95,21 +90,21 @@ class GraphBuilder:
             if said is None:
                 value.name = ""
             else:
-                value.dtype, value.shape = _DTYPES[said[0]], ir.Shape(said[1])
+                value.dtype, value.shape = DTYPES[said[0]], ir.Shape(said[1])
         return tuple(value for value, said in zip(results, outputs, strict=True) if said is not None)
 
     def cast(self, value: ir.Value, dtype: str) -> ir.Value:
         """``value`` in ``dtype``; the value itself if it is in it already."""
-        wanted = _DTYPES[dtype]
+        wanted = DTYPES[dtype]
         return value if value.dtype == wanted else self.op("Cast", value, to=int(wanted))
 
     def constant(self, values: object, dtype: str = "int64") -> ir.Value:
         """An initializer stored in the graph file; equal constants are one initializer. Meant for small ones."""
-        array = np.asarray(values, dtype=_DTYPES[dtype].numpy())
+        array = np.asarray(values, dtype=DTYPES[dtype].numpy())
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             name = f"constant_{len(self._constants)}"
-            self._constants[key] = self._initializer(ir.tensor(array, dtype=_DTYPES[dtype], name=name))
+            self._constants[key] = self._initializer(ir.tensor(array, dtype=DTYPES[dtype], name=name))
         return self._constants[key]
 
     def external(
@@ -122,11 +117,11 @@ class GraphBuilder:
         if name in self.initializers:
             return self.initializers[name]
         dims = ir.Shape(shape)
-        return self._initializer(ir.ExternalTensor(location, offset, nbytes, _DTYPES[dtype], shape=dims, name=name))
+        return self._initializer(ir.ExternalTensor(location, offset, nbytes, DTYPES[dtype], shape=dims, name=name))
 
     def input(self, binding: Binding) -> ir.Value:
         """Declare a graph input exactly as the contract states it."""
-        value = ir.val(binding.name, dtype=_DTYPES[binding.dtype], shape=binding.shape)
+        value = ir.val(binding.name, dtype=DTYPES[binding.dtype], shape=binding.shape)
         self.inputs.append(value)
         return value
 
@@ -138,7 +133,7 @@ class GraphBuilder:
             for mine, theirs in zip(binding.shape, known, strict=True)
             if isinstance(mine, int) and isinstance(theirs, int)
         )
-        if value.dtype != _DTYPES[binding.dtype] or not agree:
+        if value.dtype != DTYPES[binding.dtype] or not agree:
             raise InternalError(f"graph {self.name}: output should be {binding}, but {value} was built")
         value.name = binding.name
         value.shape = ir.Shape(binding.shape)
@@ -197,6 +192,17 @@ class GraphBuilder:
 def save_model(model: ir.Model, path: Path) -> None:
     """Write the graph file. External initializers keep pointing where they point; no weight is read or copied."""
     path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+
+
+def dims_of(value: ir.Value) -> tuple[int | str, ...]:
+    """The shape of ``value`` in integers and symbols; it must be known."""
+    assert value.shape is not None, f"{value.name} has no shape"
+    return tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape.dims)
+
+
+def width_of(value: ir.Value) -> int:
+    """The last dimension of ``value``; it must be known."""
+    return int(dims_of(value)[-1])
 
 
 def _type_proto(value: ir.Value) -> onnx.TypeProto:

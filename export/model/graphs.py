@@ -17,7 +17,7 @@ from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
-from tandemrt.export.model.layers import Lowering
+from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import Vocabulary

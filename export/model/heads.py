@@ -7,18 +7,12 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedFunctionsPass
 
 from tandemrt.engines import contract
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.contract import Contract
+from tandemrt.export.model.builder import DTYPES, IR_VERSION
 from tandemrt.plugins.functions import OPSET, adjust_logits, library
 from tandemrt.plugins.operators import DOMAIN
 
-_IR_VERSION = 11
-_DTYPES = {
-    "float32": ir.DataType.FLOAT,
-    "float16": ir.DataType.FLOAT16,
-    "bfloat16": ir.DataType.BFLOAT16,
-    "int32": ir.DataType.INT32,
-    "int64": ir.DataType.INT64,
-}
 _REQUEST = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule")
 
 
@@ -67,7 +61,7 @@ def _call(operator: str, inputs: list[ir.Value], **outputs: list[ir.Value]) -> i
 
 
 def _declare(binding: Binding) -> ir.Value:
-    return ir.val(binding.name, dtype=_DTYPES[binding.dtype], shape=binding.shape)
+    return ir.val(binding.name, dtype=DTYPES[binding.dtype], shape=binding.shape)
 
 
 def _model(
@@ -80,6 +74,6 @@ def _model(
     inputs = [values[binding.name] for binding in bindings.inputs]
     outputs = [values[binding.name] for binding in bindings.outputs]
     graph = ir.Graph(inputs, outputs, nodes=nodes, name=name, opset_imports={"": OPSET, DOMAIN: 1})
-    model = ir.Model(graph, ir_version=_IR_VERSION, functions=functions)
+    model = ir.Model(graph, ir_version=IR_VERSION, functions=functions)
     RemoveUnusedFunctionsPass()(model)
     return model

@@ -1,138 +1,176 @@
-"""Cut a paged decoder at its kernels: the pieces that onnxruntime runs, and the constants that the kernels read."""
+"""Cut a graph at the operators of the project: pieces, what runs between them, and the values they pass on."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
 
-import onnx
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
+import onnx_ir as ir
 
-from tandemrt.engines import segments
+from tandemrt.engines import decoder
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.decoder import Decoder
+from tandemrt.engines.dtypes import from_onnx
 from tandemrt.engines.errors import InternalError
-from tandemrt.engines.manifest import Segments
-from tandemrt.export.model.builder import IR_VERSION
-from tandemrt.export.model.paged import LIBRARY
 from tandemrt.plugins.operators import DOMAIN
 
+CONSTANTS, PIECE = "constants.onnx", "piece.{:02}.onnx"
 
-def cut(path: Path, folder: Path) -> Segments:
-    """Write the pieces of the decoder at ``path`` beside it; return where they are, relative to ``folder``.
 
-    What depends on no input and is read in several pieces (a packed weight, a cast) is in each of them. No weight is
-    read or copied: the pieces point where the whole graph points.
+def cut(model: ir.Model, folder: str = "") -> tuple[dict[str, ir.Model], Decoder]:
+    """Return the pieces by file, in ``folder`` (of the bundle), and the decoder that they make.
+
+    Requires a graph whose nodes stand in order, without subgraphs, and whose values between pieces have a dtype and a
+    shape in integers and the symbols of its inputs. ``model`` stays as it is, and no weight is read or copied: pieces
+    point where it points. A node stands in the piece of the first step that needs what it makes; one that depends on
+    no input (a packed weight, a cast) in every piece that reads it. Raises InternalError if there is nothing to cut at.
     """
-    whole = onnx.load(path, load_external_data=False)
-    attention = [node for node in whole.graph.node if (node.domain, node.op_type) == (DOMAIN, "window_attention")]
-    if not attention:
-        raise InternalError(f"{path.name} must have window_attention nodes to be cut at; it has none")
-    cutter = _Cutter(whole, layers=len(attention))
-    files = []
-    for piece, outputs in enumerate(_outputs(len(attention))):
-        files.append(path.with_name(f"segment.{piece:02}.onnx"))
-        files[-1].write_bytes(cutter.piece(files[-1].stem, outputs))
-    constants = path.with_name("constants.onnx")
-    constants.write_bytes(cutter.constants(attention))
-    said = [
-        {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute} for node in attention
-    ]
-    return Segments(
-        files=tuple(file.relative_to(folder).as_posix() for file in files),
-        constants=constants.relative_to(folder).as_posix(),
-        heads=said[0]["heads"],
-        kv_heads=said[0]["kv_heads"],
-        head_dim=cutter.types[attention[0].input[1]].type.tensor_type.shape.dim[3].dim_value,
-        scale=said[0]["scale"],
-        epsilon=said[0]["epsilon"],
-        sliding_window=tuple(each["sliding_window"] for each in said),
-    )
-
-
-def _outputs(layers: int) -> Iterator[tuple[str, ...]]:
-    """The names of what each piece gives, in order."""
-    for layer in range(layers):
-        yield segments.hidden(layer), segments.qkv(layer)
-        yield segments.residual(layer), segments.gate_up(layer)
-    yield ("logits",)
+    cutter = _Cutter(model.graph)
+    if not cutter.operators:
+        raise InternalError(f"graph {model.graph.name} must have nodes of the domain {DOMAIN} to be cut at")
+    return cutter.cut(PurePosixPath(folder), model)
 
 
 class _Cutter:
-    """``types`` are those of every named value of the graph."""
+    """Stage i of a graph is what stands in front of operator i; the last stage stands behind all of them."""
 
-    def __init__(self, model: onnx.ModelProto, layers: int) -> None:
-        graph = model.graph
-        self.types = {info.name: info for info in (*graph.input, *graph.output, *graph.value_info)}
-        self._opsets = {opset.domain: opset.version for opset in model.opset_import}
-        self._weights = {tensor.name: tensor for tensor in graph.initializer}
-        self._nodes = _transposed_products(graph.node)
-        names = (segments.hidden, segments.residual, segments.mixed, segments.activated)
-        # In the order in which a piece declares them.
-        self._stops = [info.name for info in graph.input] + [name(layer) for layer in range(layers) for name in names]
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self.operators = [node for node in graph if node.domain == DOMAIN]
+        self._fixed = _independent(graph)
+        self._stage = self._stages()
 
-    def piece(self, name: str, outputs: Sequence[str]) -> bytes:
-        """The model of what lies between ``outputs`` and the kernels or inputs in front of them."""
-        nodes, reads = self._behind(outputs, set(self._stops) - set(outputs))
-        inputs = [self.types[stop] for stop in self._stops if stop in reads and stop not in outputs]
-        return self._model(name, nodes, reads, inputs, [self.types[output] for output in outputs])
+    def cut(self, folder: PurePosixPath, model: ir.Model) -> tuple[dict[str, ir.Model], Decoder]:
+        read = _unique(value for node in self.operators for value in node.inputs if value in self._fixed)
+        files: dict[str, ir.Model] = {}
+        values, steps, constants = list(read), list[decoder.Step](), None
+        if read:
+            constants = decoder.Piece(file=str(folder / CONSTANTS), inputs=(), outputs=_names(read))
+            files[constants.file] = self._model("constants", model, [], read)
+        for stage in range(len(self.operators) + 1):
+            inputs, outputs = self._passed(stage)
+            if outputs:
+                file = str(folder / PIECE.format(len(files) - bool(read)))
+                steps.append(decoder.Piece(file=file, inputs=_names(inputs), outputs=_names(outputs)))
+                files[file] = self._model(PurePosixPath(file).stem, model, inputs, outputs)
+                values += outputs
+            if stage < len(self.operators):
+                steps.append(_operator(self.operators[stage]))
+                values += self.operators[stage].outputs
+        named = {*self._graph.inputs, *self._graph.outputs}
+        between = tuple(_binding(value) for value in values if value not in named)
+        return files, Decoder(constants=constants, steps=tuple(steps), values=between)
 
-    def constants(self, attention: Sequence[NodeProto]) -> bytes:
-        """The model, without inputs, of what the attention nodes read that depends on no input."""
-        sources = dict(zip((segments.COSINE, segments.SINE), attention[0].input[5:7], strict=True))
-        for layer, node in enumerate(attention):
-            sources |= dict(zip((segments.q_norm(layer), segments.k_norm(layer)), node.input[7:9], strict=False))
-        nodes, reads = self._behind(list(sources.values()), set())
-        nodes += [helper.make_node("Identity", [source], [name], name=name) for name, source in sources.items()]
-        outputs = [self._renamed(source, name) for name, source in sources.items()]
-        return self._model("constants", nodes, reads | set(sources.values()), [], outputs)
+    def _stages(self) -> dict[ir.Node, int]:
+        """The stage of every node that something needs: that of the first one that reads what it makes."""
+        stages = {node: index for index, node in enumerate(self.operators)}
+        last, results = len(self.operators), set(self._graph.outputs)
+        for node in reversed(self._graph):
+            if node in stages:
+                continue
+            readers = [stages[use.node] for value in node.outputs for use in value.uses() if use.node in stages]
+            if results & set(node.outputs):
+                readers.append(last)
+            if readers:
+                stages[node] = min(readers)
+        return stages
 
-    def _behind(self, outputs: Sequence[str], stops: Collection[str]) -> tuple[list[NodeProto], set[str]]:
-        """The nodes that ``outputs`` need, in the graph's order, and every name they read; nothing beyond ``stops``."""
-        kept, wanted = [], set(outputs)
-        for node in reversed(self._nodes):
-            if wanted & set(node.output) - set(stops):
+    def _passed(self, stage: int) -> tuple[list[ir.Value], list[ir.Value]]:
+        """What the piece of ``stage`` reads from others, and what others read of it, each in the graph's order."""
+        inside = [node for node in self._nodes(stage) if not self._is_fixed(node)]
+        read = {value for node in inside for value in node.inputs if value is not None and value not in self._fixed}
+        made = [value for node in inside for value in node.outputs]
+        known = [*self._graph.inputs, *(value for node in self._graph for value in node.outputs)]
+        results, within = set(self._graph.outputs), set(inside)
+        outputs = [v for v in made if v in results or any(use.node not in within for use in v.uses())]
+        return [value for value in known if value in read and value not in made], outputs
+
+    def _nodes(self, stage: int) -> list[ir.Node]:
+        return [node for node in self._graph if self._stage.get(node) == stage and node.domain != DOMAIN]
+
+    def _is_fixed(self, node: ir.Node) -> bool:
+        return all(value in self._fixed for value in node.outputs)
+
+    def _model(self, name: str, model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
+        """A model of its own of the nodes between ``inputs`` and ``outputs``."""
+        copies = {value: _copy(value) for value in inputs}
+        nodes: list[ir.Node] = []
+        initializers: dict[str, ir.Value] = {}
+        for node in self._behind(inputs, outputs):
+            for value in node.inputs:
+                if value is not None and value not in copies:  # the rest was made by a node before
+                    copies[value] = initializers[str(value.name)] = _copy(value)
+            copies |= {value: _copy(value) for value in node.outputs}
+            nodes.append(_clone(node, copies))
+        for value in outputs:
+            if value.producer() is None:  # an initializer cannot be an output by itself
+                stored = initializers[f"{value.name}.stored"] = _copy(value, f"{value.name}.stored")
+                copies[value] = _copy(value)
+                copies[value].const_value = None
+                nodes.append(ir.node("Identity", [stored], outputs=[copies[value]], name=value.name))
+        imports = {d: v for d, v in model.opset_imports.items() if d in {"", *(node.domain for node in nodes)}}
+        graph = ir.Graph(
+            [copies[value] for value in inputs],
+            [copies[value] for value in outputs],
+            nodes=nodes,
+            initializers=list(initializers.values()),
+            opset_imports=imports,
+            name=name,
+        )
+        return ir.Model(graph, ir_version=model.ir_version, producer_name=model.producer_name)
+
+    def _behind(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> list[ir.Node]:
+        """The nodes that ``outputs`` need, in the graph's order, and nothing in front of ``inputs``."""
+        stops, wanted, kept = set(inputs), set(outputs), []
+        for node in reversed(self._graph):
+            if (wanted - stops) & set(node.outputs):
                 kept.append(node)
-                wanted |= set(node.input)
-        return kept[::-1], wanted
-
-    def _model(
-        self,
-        name: str,
-        nodes: Sequence[NodeProto],
-        reads: Collection[str],
-        inputs: Sequence[ValueInfoProto],
-        outputs: Sequence[ValueInfoProto],
-    ) -> bytes:
-        weights = [tensor for key, tensor in self._weights.items() if key in reads]
-        known = {info.name for info in (*inputs, *outputs)}
-        made = {output for node in nodes for output in node.output} - known
-        infos = [self.types[value] for value in made if value in self.types]
-        graph: GraphProto = helper.make_graph(nodes, name, inputs, outputs, weights, value_info=infos)
-        domains = {node.domain for node in nodes}
-        opsets = [
-            helper.make_opsetid(domain, self._opsets[domain]) for domain in self._opsets if domain in {"", *domains}
-        ]
-        model = helper.make_model(graph, ir_version=IR_VERSION, producer_name="tandemrt", opset_imports=opsets)
-        return bytes(model.SerializeToString(deterministic=True))
-
-    def _renamed(self, source: str, name: str) -> ValueInfoProto:
-        if source in self._weights:
-            tensor: TensorProto = self._weights[source]
-            return helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
-        info = ValueInfoProto()
-        info.CopyFrom(self.types[source])
-        info.name = name
-        return info
+                wanted |= {value for value in node.inputs if value is not None}
+        return kept[::-1]
 
 
-def _transposed_products(nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    """``nodes`` with every MatMul by a transposed weight as one FusedMatMul, which reads a weight as it is stored.
+def _independent(graph: ir.Graph) -> set[ir.Value]:
+    """The values that depend on no input."""
+    fixed = set(graph.initializers.values())
+    for node in graph:
+        if node.domain != DOMAIN and all(value is None or value in fixed for value in node.inputs):
+            fixed |= set(node.outputs)
+    return fixed
 
-    onnxruntime would turn every weight around when it loads, and a window is no faster for it (docs/benchmarks.md).
-    """
-    turned: Mapping[str, str] = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Transpose"}
 
-    def fused(node: NodeProto) -> NodeProto:
-        if node.op_type != "MatMul" or node.input[1] not in turned:
-            return node
-        inputs = [node.input[0], turned[node.input[1]]]
-        return helper.make_node("FusedMatMul", inputs, node.output, name=node.name, domain=LIBRARY, transB=1)
+def _operator(node: ir.Node) -> decoder.Operator:
+    return decoder.Operator(
+        name=node.op_type,
+        inputs=tuple(None if value is None else str(value.name) for value in node.inputs),
+        outputs=_names(node.outputs),
+        attributes={name: attribute.value for name, attribute in node.attributes.items()},
+    )
 
-    return [fused(node) for node in nodes]
+
+def _binding(value: ir.Value) -> Binding:
+    dims = [] if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape.dims]
+    if value.shape is None or value.dtype is None or None in dims:
+        raise InternalError(f"{value} stands between two pieces and must have a dtype and a shape; name its dimensions")
+    return Binding(str(value.name), from_onnx(int(value.dtype)), tuple(dim for dim in dims if dim is not None))
+
+
+def _copy(value: ir.Value, name: str | None = None) -> ir.Value:
+    return ir.Value(name=name or value.name, shape=value.shape, type=value.type, const_value=value.const_value)
+
+
+def _clone(node: ir.Node, copies: Mapping[ir.Value, ir.Value]) -> ir.Node:
+    return ir.Node(
+        node.domain,
+        node.op_type,
+        [None if value is None else copies[value] for value in node.inputs],
+        node.attributes.values(),
+        overload=node.overload,
+        outputs=[copies[value] for value in node.outputs],
+        name=node.name,
+    )
+
+
+def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
+    return tuple(str(value.name) for value in values)
+
+
+def _unique(values: Iterable[ir.Value | None]) -> list[ir.Value]:
+    return list(dict.fromkeys(value for value in values if value is not None))

@@ -34,8 +34,8 @@ IRRELEVANT = {
 class ModelSpec:
     """A decoder-only transformer with grouped-query attention, rotary positions, RMS norms and a gated MLP.
 
-    ``window``: in the layers that ``windowed`` says, attention reaches back this many tokens, a token's own included;
-    None if there are no such layers. ``max_length`` is the length the model was trained for.
+    ``sliding_window``: in the layers that ``sliding_layers`` says, attention reaches back this many tokens, a token's
+    own included; None if there are no such layers. ``max_length`` is the length the model was trained for.
     """
 
     family: str
@@ -54,8 +54,8 @@ class ModelSpec:
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    window: int | None
-    windowed: tuple[bool, ...]
+    sliding_window: int | None
+    sliding_layers: tuple[bool, ...]
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelSpec":
@@ -79,7 +79,7 @@ class ModelSpec:
             raise BadCheckpoint(f"config.json: head_dim should be even for rotary embedding, it is {head_dim}")
         max_length, layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers", most=10_000)
         bias = _biases(fields, family)
-        window, windowed = _window(fields, family, layers)
+        sliding_window, sliding_layers = _sliding_window(fields, family, layers)
         spec = cls(
             family=family,
             layers=layers,
@@ -97,8 +97,8 @@ class ModelSpec:
             qkv_bias=bias[0],
             out_bias=bias[1],
             mlp_bias=bias[2],
-            window=window,
-            windowed=windowed,
+            sliding_window=sliding_window,
+            sliding_layers=sliding_layers,
         )
         fields.finish()
         return spec
@@ -139,7 +139,7 @@ def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:
     return attention, attention, family == "llama" and fields.flag("mlp_bias", False)
 
 
-def _window(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+def _sliding_window(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The sliding window, if any layer uses one, and for each layer whether it does."""
     kinds = fields.get("layer_types") if family in ("qwen2", "qwen3") else None
     if not isinstance(kinds, list | None):
@@ -150,20 +150,20 @@ def _window(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple
             f"config.json: layer_types should name full_attention or sliding_attention for each of {layers} layers, "
             f"it has {len(kinds)} entries and {quoted(strange) if strange else 'no others'}"
         )
-    window = fields.get("sliding_window")
+    named = fields.get("sliding_window")
     if family == "mistral":
         if "sliding_window" not in fields.data:
             return 4096, (True,) * layers  # what transformers takes where the field is absent; null switches it off
-        windowed = [window is not None] * layers
+        sliding = [named is not None] * layers
     elif family in ("qwen2", "qwen3"):
         on, first = fields.flag("use_sliding_window", False), fields.get("max_window_layers", 28)
         if not isinstance(first, int):
             raise BadCheckpoint(f"config.json: max_window_layers should be a whole number, it is {quoted(first)}")
-        # Configs from before layer_types say it by the first layer that has a window.
-        windowed = (
+        # Configs from before layer_types say it by the first layer that has one.
+        sliding = (
             [kind == "sliding_attention" for kind in kinds] if kinds else [on and i >= first for i in range(layers)]
         )
     else:
         fields.only("sliding_window", None)
-        windowed = [False] * layers
-    return fields.integer("sliding_window") if any(windowed) else None, tuple(windowed)
+        sliding = [False] * layers
+    return fields.integer("sliding_window") if any(sliding) else None, tuple(sliding)

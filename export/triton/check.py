@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.deployment import Deployment
-from tandemrt.engines.errors import BadBundle, BadRepository
+from tandemrt.engines.errors import BadBundle, BadRepository, BadRequest
 from tandemrt.engines.manifest import RUNNABLE
 from tandemrt.export.triton import config
 from tandemrt.export.triton.repository import MODEL_FILE, VERSION
@@ -58,8 +58,13 @@ def _deployment(folder: Path, deployment: Deployment, expected: Bundle | None) -
     ]
     if expected is not None and served.manifest != expected.manifest:
         lines.append(f"bundle must be the one at {expected.folder}; {served.folder} holds another build")
-    if deployment.window is not None and deployment.window > served.limits.window:
-        lines.append(f"window must be at most the bundle's {served.limits.window}; it is {deployment.window}")
+    if deployment.largest_window is not None and deployment.largest_window > served.limits.window:
+        lines.append(f"window must be at most the bundle's {served.limits.window}; it is {deployment.largest_window}")
+        return lines
+    try:
+        deployment.require_fit(served.limits)
+    except BadRequest as error:
+        lines.append(str(error))
     return lines
 
 

@@ -5,10 +5,12 @@ import shutil
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Unpack
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.deployment import Deployment
-from tandemrt.engines.errors import BadRepository, quoted
+from tandemrt.engines.errors import BadRepository, BadRequest, quoted
+from tandemrt.engines.options import ServedOptions
 from tandemrt.export.staging import staged
 from tandemrt.export.triton import config
 
@@ -27,20 +29,20 @@ def write_model(
     copy: bool = False,
     instances: int = 1,
     device: str | None = None,
-    window: int | None = None,
-    threads: int | None = None,
-    overlap: bool | None = None,
-    queue_limit: int | None = None,
-    cache_tokens: int | None = None,
+    **options: Unpack[ServedOptions],
 ) -> Path:
     """Write ``repository/name`` (configuration, ``1/model.py``, ``1/bundle``) and return it; whole or not at all.
 
     The bundle is linked, by a path relative to the model, or copied. ``device`` is "cpu", "cuda" (every GPU the
     server sees) or "cuda:0,1"; None: what the bundle was built for. ``instances`` run on the CPU, or on each GPU.
+    ``options`` are those of RuntimeOptions that each of them opens the bundle with.
     An earlier model that this function wrote is replaced, nothing else ever is: BadRepository.
     """
-    if window is not None and window > bundle.limits.window:
-        raise BadRepository(f"window: the bundle was built for at most {bundle.limits.window}, received {window}")
+    try:
+        deployment = Deployment(bundle=BUNDLE, tandemrt_version=metadata.version("tandemrt"), **options)
+        deployment.require_fit(bundle.limits)
+    except BadRequest as error:
+        raise BadRepository(str(error)) from error
     if instances < 1:
         raise BadRepository(f"instances: at least one must run, received {instances}")
     name = bundle.name if name is None else name
@@ -53,15 +55,6 @@ def write_model(
             f"bundle: {bundle.folder} would be replaced with the model that links to it; use --copy, or name the "
             "bundle that it was copied from"
         )
-    deployment = Deployment(
-        bundle=BUNDLE,
-        tandemrt_version=metadata.version("tandemrt"),
-        window=window,
-        threads=threads,
-        overlap=overlap,
-        queue_limit=queue_limit,
-        cache_tokens=cache_tokens,
-    )
     message = config.model_config(
         name, parameters=deployment.parameters(), instances=instances, gpus=_gpus(device or _built_for(bundle))
     )

@@ -1,23 +1,12 @@
 """``adjust_logits`` in standard operators."""
 
+from collections.abc import Collection
+
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
-
-_INPUTS = [
-    "logits",
-    "draft_tokens",
-    "entry_tokens",
-    "entry_counts",
-    "entry_in_prompt",
-    "entry_bias",
-    "entry_len",
-    "presence",
-    "frequency",
-    "repetition",
-]
 
 
 def adjust_logits(dtype: str) -> ir.Function:
@@ -26,7 +15,7 @@ def adjust_logits(dtype: str) -> ir.Function:
     Columns that a request does not use repeat its first one, so that a token is written several times only with one
     value.
     """
-    body = Body("adjust_logits", _INPUTS)
+    body = Body.of("adjust_logits")
     logits, draft, tokens, counts, in_prompt, bias, length, *penalties = body.inputs
     presence, frequency, repetition = (penalty.expand_dims(1, 2) for penalty in penalties)
     largest = np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
@@ -55,3 +44,8 @@ def adjust_logits(dtype: str) -> ir.Function:
     changed = body.where(finite & (listed.expand_dims(1) > np.int32(0)), kept, old)
     updates = body.op("CastLike", changed, logits)
     return body.function(adjusted=body.op("ScatterElements", logits, index, updates, axis=-1))
+
+
+def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return (adjust_logits(dtype),)

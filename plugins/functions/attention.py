@@ -1,11 +1,11 @@
 """``window_attention`` in standard operators."""
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
-
-_INPUTS = ["qkv", "key_cache", "value_cache", "block_table", "write_index", "cosine", "sine"]
 
 
 def window_attention(*, qk_norm: bool) -> ir.Function:
@@ -14,7 +14,7 @@ def window_attention(*, qk_norm: bool) -> ir.Function:
     Attributes, all of them required: heads, kv_heads, sliding_window (int), scale, epsilon (float). A cache output
     may be bound to the memory of its input. Reads the blocks up to the longest row; scores and sums are float32.
     """
-    body = Body("window_attention", [*_INPUTS, *(["q_norm", "k_norm"] if qk_norm else [])])
+    body = Body.of("window_attention", without=() if qk_norm else ("q_norm", "k_norm"))
     qkv, key_cache, value_cache, block_table, write_index, cosine, sine, *norms = body.inputs
     heads, kv_heads = _integer(body, "heads"), _integer(body, "kv_heads")
     block_size, head_dim = key_cache.size(2), key_cache.size(3)
@@ -77,6 +77,11 @@ def window_attention(*, qk_norm: bool) -> ir.Function:
     return body.function(
         mixed=body.op("CastLike", joined, qkv), present_key_cache=present_key, present_value_cache=present_value
     )
+
+
+def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return (window_attention(qk_norm="q_norm" in given),)
 
 
 def _integer(body: Body, name: str) -> Tensor:

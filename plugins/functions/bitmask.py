@@ -1,5 +1,7 @@
 """``token_bitmask`` in standard operators."""
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 
@@ -8,7 +10,7 @@ from tandemrt.plugins.functions.body import BOOL, FLOAT32, UINT32, Body, Tensor
 
 def token_bitmask() -> ir.Function:
     """(logits floating [..., vocab], bitmask int32 [..., words]) → logits of that dtype, −inf where the bit is 0."""
-    body = Body("token_bitmask", ["logits", "bitmask"])
+    body = Body.of("token_bitmask")
     logits, bitmask = body.inputs
 
     def masked() -> list[Tensor]:
@@ -22,3 +24,8 @@ def token_bitmask() -> ir.Function:
     open_words = bitmask.equals(np.int32(-1))
     [result] = body.branch((~open_words).any(), masked, lambda: [logits])
     return body.function(masked=result)
+
+
+def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return (token_bitmask(),)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins.operators import DOMAIN
 
 OPSET = 24
@@ -129,6 +130,11 @@ class Body:
         self._nodes: list[ir.Node] = []
         self._attributes: list[ir.Attr] = []
         self._count = 0
+
+    @classmethod
+    def of(cls, operator: str, *, without: Sequence[str] = ()) -> "Body":
+        """The body of an operator of the project, with its inputs but the optional ones in ``without``."""
+        return cls(operator, [b.name for b in SCHEMAS[operator].inputs if b.name not in without])
 
     def attribute(self, name: str, kind: ir.AttributeType, target: str) -> ir.Attr:
         """Declare an attribute of the function; what is returned gives its value to attribute ``target`` of a node."""

@@ -1,16 +1,19 @@
 """``sample_draft`` in standard operators."""
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
-from tandemrt.plugins.functions.filters import finite_logits, law
+from tandemrt.plugins.functions.filters import filter_logits, finite_logits, law
+from tandemrt.plugins.functions.noise import position_noise
 from tandemrt.plugins.operators import Purpose, Rule
 
 
 def sample_draft(draft_probs: bool) -> ir.Function:
-    """(logits [batch, 1, vocab], temperature, top_k, top_p, min_p, seed, position, rule) → token[, probs]."""
-    body = Body("sample_draft", ["logits", "temperature", "top_k", "top_p", "min_p", "seed", "position", "rule"])
+    """(logits [batch, 1, vocab], temperature, top_k, top_p, min_p, seed, position, rule) → token[, draft_probs]."""
+    body = Body.of("sample_draft")
     logits, temperature, top_k, top_p, min_p, seed, position, rule = body.inputs
     raw = finite_logits(body, logits)
     vocab = raw.size(-1)
@@ -34,4 +37,9 @@ def sample_draft(draft_probs: bool) -> ir.Function:
         return [token, body.where(from_law, law(scores), one_hot(token))]
 
     results = body.branch(sampled.any(), drawn, lambda: [greedy, one_hot(greedy)] if draft_probs else [greedy])
-    return body.function(**dict(zip(("token", "probs"), results, strict=False)))
+    return body.function(**dict(zip(("token", "draft_probs"), results, strict=False)))
+
+
+def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return sample_draft("draft_probs" in given), position_noise(), filter_logits()

@@ -1,5 +1,7 @@
 """``swiglu`` in standard operators."""
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, Body
@@ -7,9 +9,14 @@ from tandemrt.plugins.functions.body import FLOAT32, Body
 
 def swiglu() -> ir.Function:
     """gate_up [..., 2 * width] → activated [..., width]; silu(gate) * up in float32, rounded to the input's dtype."""
-    body = Body("swiglu", ["gate_up"])
+    body = Body.of("swiglu")
     (gate_up,) = body.inputs
     gate, up = body.ops("Split", gate_up, outputs=2, axis=-1, num_outputs=2)
     wide = gate.cast(FLOAT32)
     product = wide * body.op("Sigmoid", wide) * up.cast(FLOAT32)
     return body.function(activated=body.op("CastLike", product, gate_up))
+
+
+def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return (swiglu(),)

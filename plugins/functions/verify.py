@@ -1,15 +1,16 @@
 """``verify_draft`` in standard operators; see ``reference/verify.py`` for what is computed and why it is exact."""
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import Body, Tensor
-from tandemrt.plugins.functions.filters import finite_logits
+from tandemrt.plugins.functions.filters import filter_logits, finite_logits
+from tandemrt.plugins.functions.noise import accept_coin, position_noise
 from tandemrt.plugins.functions.rejection import reject
 from tandemrt.plugins.functions.window import Window
 from tandemrt.plugins.operators import Purpose, Rule
-
-_INPUTS = ["logits", "draft_tokens", "draft_len", "temperature", "top_k", "top_p", "min_p", "seed", "position", "rule"]
 
 
 def verify_draft(draft_probs: bool) -> ir.Function:
@@ -19,7 +20,7 @@ def verify_draft(draft_probs: bool) -> ir.Function:
     per request. With the laws of the drafts the operator is ``verify_draft_probs``: a TensorRT plugin has a fixed
     number of inputs, and is found by its name.
     """
-    body = Body("verify_draft_probs", [*_INPUTS, "draft_probs"]) if draft_probs else Body("verify_draft", _INPUTS)
+    body = Body.of("verify_draft_probs" if draft_probs else "verify_draft")
     logits, draft, length, temperature, top_k, top_p, min_p, seed, position, rule = body.inputs[:10]
     probs = body.inputs[10] if draft_probs else None
     raw = finite_logits(body, logits)
@@ -46,3 +47,13 @@ def verify_draft(draft_probs: bool) -> ir.Function:
     accepted, final = body.branch(sampled.any(), sample, lambda: window.compare(greedy))
     tokens, count = window.written(accepted, final)
     return body.function(tokens=tokens, count=count)
+
+
+def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return (verify_draft(False), position_noise(), accept_coin(), filter_logits())
+
+
+def bodies_probs(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py; the operator with the laws of the drafts."""
+    return verify_draft(True), position_noise(), accept_coin(), filter_logits()

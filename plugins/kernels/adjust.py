@@ -1,16 +1,22 @@
 """``adjust_logits`` on the GPU."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
-from tandemrt.plugins.kernels.verify import DTYPES
+from tandemrt.engines.operators import SCHEMAS
+from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
+from tandemrt.plugins.launch import Context, Tensors
 
 _THREADS = 128
-_INPUTS = ("entry_tokens", "entry_counts", "entry_in_prompt", "entry_bias", "entry_len")
-_PENALTIES = ("presence", "frequency", "repetition")
+_ENTRIES = tuple(binding.name for binding in SCHEMAS["adjust_logits"].inputs[2:])  # behind the logits and the drafts
+
+
+def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "AdjustLaunch":  # noqa: ARG001
+    """See plugins/launch.py."""
+    return AdjustLaunch(context.module("adjust"), tensors)
 
 
 class AdjustLaunch:
@@ -24,10 +30,10 @@ class AdjustLaunch:
         batch, rows, vocab = logits.shape
         columns = tensors["entry_tokens"].shape[1]
         drafts = tensors["draft_tokens"] if rows > 1 else None  # an empty tensor has no address
-        inputs = [drafts, *(tensors[name] for name in (*_INPUTS, *_PENALTIES))]
+        inputs = [drafts, *(tensors[name] for name in _ENTRIES)]
         sizes = (np.int32(rows), np.int32(vocab), np.int32(columns))
         grid = (-(-columns // _THREADS), batch, 1)
-        kernel = module.kernel(f"adjust_{DTYPES[logits.dtype]}")
+        kernel = module.kernel(f"adjust_{suffix(logits)}")
         self._device = logits.device
         self._launch = Launch(kernel, grid, (_THREADS, 1, 1), *inputs, *sizes, logits)
 

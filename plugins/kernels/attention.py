@@ -1,14 +1,37 @@
 """``window_attention`` on the GPU."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 
+from tandemrt.engines.dtypes import KERNEL_SUFFIX
 from tandemrt.plugins.kernels.attention_plan import KEYS, WARPS, Plan, Workspace
-from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
+from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
+from tandemrt.plugins.launch import Context, Tensors
 from tandemrt.plugins.operators import HEAD_DIMS
 
-_SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _BLOCK = (32 * WARPS, 1, 1)
+
+
+def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "AttentionLauncher":
+    """See plugins/launch.py."""
+    return AttentionLauncher(
+        context.module("attention"),
+        tensors["qkv"],
+        tensors["key_cache"],
+        tensors["value_cache"],
+        tensors["block_table"],
+        tensors["write_index"],
+        tensors["cosine"],
+        tensors["sine"],
+        tensors.get("q_norm"),
+        tensors.get("k_norm"),
+        tensors["mixed"],
+        workspace=context.keep("window_attention", lambda: Workspace(context.device)),
+        **attributes,
+    )
 
 
 class AttentionLauncher:
@@ -72,7 +95,7 @@ class AttentionLauncher:
             clusters=module.architecture >= 90,
             splits=splits,
         )
-        suffix = f"{_SUFFIX[qkv.dtype]}_{head_dim}"
+        kind = f"{suffix(qkv)}_{head_dim}"
         inputs = (qkv, key_cache, value_cache, block_table, write_index, cosine, sine, q_norm, k_norm)
         sizes = tuple(map(np.int32, (query, heads, kv_heads, block_size, max_blocks, sliding_window)))
         floats = (np.float32(scale), np.float32(epsilon))
@@ -82,14 +105,14 @@ class AttentionLauncher:
         self._launches = []
         if plain or not self.plan.appends:
             grid = (-(-query * kv_heads // WARPS), batch, 1)
-            kernel = module.kernel(f"append_{suffix}")
+            kernel = module.kernel(f"append_{kind}")
             self._launches.append(Launch(kernel, grid, _BLOCK, *inputs, *sizes, *floats, *caches))
         if plain:
             grid = (-(-query * heads // WARPS), batch, 1)
-            kernel = module.kernel(f"attend_{suffix}")
+            kernel = module.kernel(f"attend_{kind}")
             self._launches.append(Launch(kernel, grid, _BLOCK, *inputs, *sizes, *floats, mixed, *caches))
         else:
-            kernel = module.kernel(f"attend_{suffix}_{self.plan.rows}", shared=self.plan.shared)
+            kernel = module.kernel(f"attend_{kind}_{self.plan.rows}", shared=self.plan.shared)
             cut = (np.int32(self.plan.splits), np.int32(self.plan.appends))
             parts = workspace.parts(self.plan)
             outputs = (mixed, *caches, parts.sums, parts.bounds, parts.tickets)
@@ -129,8 +152,8 @@ def _check_sizes(
     dtype: torch.dtype,
     no_norm: tuple[bool, bool],
 ) -> None:
-    if dtype not in _SUFFIX:
-        raise ValueError(f"qkv: one of {', '.join(map(str, _SUFFIX))} is needed, got {dtype}")
+    if str(dtype).removeprefix("torch.") not in KERNEL_SUFFIX:
+        raise ValueError(f"qkv: one of {', '.join(KERNEL_SUFFIX)} is needed, got {dtype}")
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"head_dim: one of {HEAD_DIMS} is needed, got {head_dim}")
     if heads < 1 or heads % kv_heads:

@@ -1,7 +1,7 @@
 """From CUDA C++ to cubin and PTX, by NVRTC: no GPU, no driver and no headers are needed.
 
-Every ``NAME.cu`` of this folder becomes one ``NAME.sm_90.cubin`` per architecture, and one ``NAME.ptx`` of the lowest
-architecture, which a driver can translate for GPUs newer than the kernels. The ``.cuh`` files beside them can be
+Every ``NAME.cu`` of this folder becomes one ``NAME.sm_90.cubin`` per compute capability, and one ``NAME.ptx`` of the
+lowest, which a driver can translate for GPUs newer than the kernels. The ``.cuh`` files beside them can be
 included by name. ``variants.cuh`` says how a compilation is held to some dtypes and head sizes.
 """
 
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tandemrt.engines.dtypes import KERNEL_SUFFIX
+from tandemrt.engines.gpus import COMPUTE_CAPABILITIES
 from tandemrt.plugins.kernels.nvrtc import Program, compile_program
 from tandemrt.plugins.operators import HEAD_DIMS
 
 SOURCES = Path(__file__).parent
-ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
-DTYPES = {"bfloat16": "BF16", "float16": "FP16", "float32": "FP32"}
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel file for one architecture: ``code`` is a cubin, or PTX text, ``log`` what the compiler said of it."""
+    """One kernel file for one compute capability: ``code`` is a cubin or PTX text, ``log`` what the compiler said."""
 
     file: str
     code: bytes
@@ -31,14 +31,14 @@ class Compiled:
 
 
 def compile_kernels(
-    architectures: Sequence[str],
+    compute_capabilities: Sequence[str],
     folder: Path,
     *,
     names: Iterable[str] | None = None,
     dtypes: Collection[str] | None = None,
     head_dims: Collection[int] | None = None,
 ) -> tuple[Path, ...]:
-    """Write ``folder/NAME.sm_XY.cubin`` for each of ``architectures`` ("9.0", …) and ``folder/NAME.ptx``.
+    """Write ``folder/NAME.sm_XY.cubin`` for each of ``compute_capabilities`` ("9.0", …) and ``folder/NAME.ptx``.
 
     ``names`` picks files by their stem; None takes all. Returns the paths that were written. The rest is as
     :func:`compile_kernel` says.
@@ -46,7 +46,7 @@ def compile_kernels(
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name in kernel_names() if names is None else names:
-        for compiled in compile_kernel(name, architectures, dtypes=dtypes, head_dims=head_dims):
+        for compiled in compile_kernel(name, compute_capabilities, dtypes=dtypes, head_dims=head_dims):
             written.append(folder / compiled.file)
             written[-1].write_bytes(compiled.code)
     return tuple(written)
@@ -54,37 +54,38 @@ def compile_kernels(
 
 def compile_kernel(
     name: str,
-    architectures: Sequence[str],
+    compute_capabilities: Sequence[str],
     *,
     dtypes: Collection[str] | None = None,
     head_dims: Collection[int] | None = None,
 ) -> tuple[Compiled, ...]:
-    """Compile ``NAME.cu`` to a cubin per architecture, and to PTX for the lowest of them.
+    """Compile ``NAME.cu`` to a cubin per compute capability, and to PTX for the lowest of them.
 
     ``dtypes`` ("bfloat16", …) and ``head_dims`` say which kernels of the file are wanted; None takes all. Raises
     BackendUnavailable if NVRTC is missing or refuses the source (the error carries its log), ValueError for an
-    architecture that is not of :data:`ARCHITECTURES` and for a dtype or a head size without kernels.
+    compute capability that is not of :data:`COMPUTE_CAPABILITIES` and for a dtype or a head size without kernels.
     """
-    unknown = [a for a in architectures if a not in ARCHITECTURES]
-    if unknown or not architectures:
-        raise ValueError(f"architectures: one or more of {', '.join(ARCHITECTURES)} are needed, got {architectures}")
-    digits = sorted(int(a.replace(".", "")) for a in set(architectures))
+    unknown = [c for c in compute_capabilities if c not in COMPUTE_CAPABILITIES]
+    if unknown or not compute_capabilities:
+        known = ", ".join(COMPUTE_CAPABILITIES)
+        raise ValueError(f"compute_capabilities: one or more of {known} are needed, got {compute_capabilities}")
+    digits = sorted(int(c.replace(".", "")) for c in set(compute_capabilities))
     source = (SOURCES / f"{name}.cu").read_bytes()
     program = Program(f"{name}.cu", source, _included(source), _selection(dtypes, head_dims))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(partial(compile_program, program), [f"sm_{a}" for a in digits]))
-    cubins = [Compiled(f"{name}.sm_{a}.cubin", r.cubin, r.log) for a, r in zip(digits, results, strict=True)]
+        results = list(pool.map(partial(compile_program, program), [f"sm_{c}" for c in digits]))
+    cubins = [Compiled(f"{name}.sm_{c}.cubin", r.cubin, r.log) for c, r in zip(digits, results, strict=True)]
     return (*cubins, Compiled(f"{name}.ptx", results[0].ptx, results[0].log))
 
 
-def compile_ptx(source: str, architecture: str) -> str:
-    """Compile CUDA C++ that may include the ``.cuh`` files of this folder to PTX for ``architecture``.
+def compile_ptx(source: str, compute_capability: str) -> str:
+    """Compile CUDA C++ that may include the ``.cuh`` files of this folder to PTX for ``compute_capability``.
 
     Raises as :func:`compile_kernel` does.
     """
     code = source.encode()
     program = Program("source.cu", code, _included(code))
-    return compile_program(program, f"compute_{architecture.replace('.', '')}").ptx.decode().rstrip("\0")
+    return compile_program(program, f"compute_{compute_capability.replace('.', '')}").ptx.decode().rstrip("\0")
 
 
 def kernel_names() -> tuple[str, ...]:
@@ -108,9 +109,9 @@ def _selection(dtypes: Collection[str] | None, head_dims: Collection[int] | None
     """The compiler options that hold ``variants.cuh`` to what is wanted."""
     if dtypes is None and head_dims is None:
         return ()
-    dtypes, head_dims = DTYPES if dtypes is None else dtypes, HEAD_DIMS if head_dims is None else head_dims
-    for name, wanted, known in (("dtypes", dtypes, DTYPES), ("head_dims", head_dims, HEAD_DIMS)):
+    dtypes, head_dims = KERNEL_SUFFIX if dtypes is None else dtypes, HEAD_DIMS if head_dims is None else head_dims
+    for name, wanted, known in (("dtypes", dtypes, sorted(KERNEL_SUFFIX)), ("head_dims", head_dims, HEAD_DIMS)):
         if not set(wanted) <= set(known):
             raise ValueError(f"{name}: there are kernels for {', '.join(map(str, known))}, got {list(wanted)}")
-    defines = [*(DTYPES[dtype] for dtype in dtypes), *(f"HEAD_{size}" for size in head_dims)]
+    defines = [*(KERNEL_SUFFIX[dtype].upper() for dtype in dtypes), *(f"HEAD_{size}" for size in head_dims)]
     return ("-DSELECTED", *(f"-D{define}=1" for define in sorted(set(defines))))

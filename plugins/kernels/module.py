@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tandemrt.engines.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.errors import BackendUnavailable
 
 try:
@@ -30,7 +31,7 @@ class KernelModule:
     def open(cls, folder: Path, name: str, device: torch.device | str = "cuda") -> "KernelModule":
         """Load ``folder/NAME.sm_XY.cubin`` for ``device``, else let the driver translate ``folder/NAME.ptx``.
 
-        Raises BackendUnavailable if neither is there for the device's architecture.
+        Raises BackendUnavailable if neither is there for the device's compute capability.
         """
         device = torch.device(device)
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
@@ -46,7 +47,7 @@ class KernelModule:
         offered = sorted(path.name for path in (*folder.glob(f"{name}.*.cubin"), *folder.glob(f"{name}.ptx")))
         raise BackendUnavailable(
             f"{folder}: no {name} kernels for {torch.cuda.get_device_name(device)} (sm_{major}{minor}), "
-            f"there are {', '.join(offered) or 'none'}; add its architecture to the recipe and build the bundle again"
+            f"there are {', '.join(offered) or 'none'}; add its compute capability to the recipe and build again"
         )
 
     def kernel(self, name: str, *, shared: int = 0) -> Any:
@@ -106,6 +107,14 @@ class Launch:
 def current_stream(device: torch.device) -> "Stream":
     """Torch's current stream on ``device``, for :meth:`Launch.run`."""
     return Stream.from_handle(torch.cuda.current_stream(device).cuda_stream)
+
+
+def suffix(tensor: torch.Tensor) -> str:
+    """What ends the name of a kernel that computes in the dtype of ``tensor``. Raises ValueError if none does."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in KERNEL_SUFFIX:
+        raise ValueError(f"dtype: one of {', '.join(KERNEL_SUFFIX)} is needed, got {dtype}")
+    return KERNEL_SUFFIX[dtype]
 
 
 def _argument(argument: Any) -> Any:

@@ -1,12 +1,20 @@
 """``swiglu`` on the GPU."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
+from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
+from tandemrt.plugins.launch import Context, Tensors
 
 _THREADS, _PER_THREAD = 256, 8
-_SUFFIX = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "SwigluLauncher":  # noqa: ARG001
+    """See plugins/launch.py."""
+    return SwigluLauncher(context.module("swiglu"), tensors["gate_up"], tensors["activated"])
 
 
 class SwigluLauncher:
@@ -23,7 +31,7 @@ class SwigluLauncher:
                 f"gate_up: {activated.dtype}[..., {2 * width}] is needed for activated {tuple(activated.shape)}, "
                 f"got {gate_up.dtype}{list(gate_up.shape)}"
             )
-        kernel = module.kernel(f"swiglu_{_SUFFIX[gate_up.dtype]}")
+        kernel = module.kernel(f"swiglu_{suffix(gate_up)}")
         grid = (-(-width // (_THREADS * _PER_THREAD)), rows, 1)
         self._device = gate_up.device
         self._launch = Launch(kernel, grid, (_THREADS, 1, 1), gate_up, np.int32(width), activated)

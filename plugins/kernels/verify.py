@@ -7,14 +7,16 @@ by the host.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream
+from tandemrt.engines.operators import SAMPLING
+from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
+from tandemrt.plugins.launch import Context, Tensors
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule")
+_SAMPLING = tuple(binding.name for binding in SAMPLING)
 _DRAFTED = ("draft_tokens", "draft_len")
 
 _STATS_BYTES, _PARTIAL_BYTES = 24, 20
@@ -26,6 +28,27 @@ _BLOCK_OVERHEAD = 1.4  # what a block costs beside its part, in steps of its thr
 _LEAST_STATS_PARTS = 3  # fewer gain less than it costs to put their counts together
 _MOST_PARTS = 64
 _MOST_ROWS = 32
+
+
+def launch_verify(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "VerifyLaunch":
+    """See plugins/launch.py. Hints: ``filters`` as Engine.bind says, and ``advance``, the tensors of Advance.
+
+    A ``bitmask`` among the tensors is applied first, as by token_bitmask.
+    """
+    advance = attributes.get("advance")
+    return VerifyLaunch(
+        context.module("verify"),
+        tensors,
+        _workspace(context),
+        stats=attributes.get("filters", True),
+        advance=None if advance is None else Advance(**advance),
+    )
+
+
+def launch_propose(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "ProposeLaunch":
+    """See plugins/launch.py. Hint: ``filters``, as Engine.bind says."""
+    filters = attributes.get("filters", True)
+    return ProposeLaunch(context.module("verify"), tensors, _workspace(context), stats=filters)
 
 
 class Workspace:
@@ -111,7 +134,7 @@ class ProposeLaunch:
             module, inputs, None, workspace, stats or laws is not None, True, outputs, laws=laws is not None
         )
         if laws is not None:
-            kernel = module.kernel(f"draft_law_{DTYPES[logits.dtype]}")
+            kernel = module.kernel(f"draft_law_{suffix(logits)}")
             grid = (min(_MOST_PARTS, -(-vocab // _LAW_THREADS)), batch, 1)
             arguments = (logits, *sampling, workspace.stats, token, np.int32(vocab), laws)
             self._launches.append(Launch(kernel, grid, (_LAW_THREADS, 1, 1), *arguments))
@@ -143,7 +166,7 @@ def _choice(
         )
     if rows > _MOST_ROWS:
         raise ValueError(f"logits: at most {_MOST_ROWS} rows per request are possible, got {rows}; shorten the window")
-    dtype, sizes, launches = DTYPES[logits.dtype], (np.int32(rows), np.int32(vocab)), []
+    dtype, sizes, launches = suffix(logits), (np.int32(rows), np.int32(vocab)), []
     processors = _processors(module.device)
     if stats:
         shared = (workspace.counts, workspace.arrivals)
@@ -181,6 +204,11 @@ def stats_parts(rows: int, vocab: int, processors: int) -> int:
     """Into how many parts to cut a row for row_stats: one where there are rows enough."""
     most = min(processors // rows, -(-vocab // (_GROUP * _STATS_THREADS)))
     return most if most >= _LEAST_STATS_PARTS else 1
+
+
+def _workspace(context: Context) -> Workspace:
+    batch, rows = context.sizes["batch"], context.sizes["window+1"]
+    return context.keep("verify workspace", lambda: Workspace(batch, rows, context.device))
 
 
 def _processors(device: torch.device) -> int:

@@ -1,4 +1,4 @@
-"""What each plugin is: its tensors, the shapes of its outputs, and the one kernel launch that computes them.
+"""What each plugin is: an operator, the shapes of its outputs, and the one kernel launch that computes them.
 
 Nothing here needs TensorRT. A dimension is an int, or whatever adds, multiplies and divides like one: TensorRT's
 symbolic expressions at build time. So the launch that an engine carries and the launch that a test makes on a GPU
@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tandemrt.engines import contract
-from tandemrt.engines.contract import Binding
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.dtypes import KERNEL_SUFFIX
+from tandemrt.engines.operators import SCHEMAS, Schema
 from tandemrt.plugins.kernels.compile import compile_ptx
 
 Dim = Any  # int, or a symbolic expression
 Shapes = Mapping[str, Sequence[Dim]]
 
-LOGITS = "logits"  # stands for the dtype of the logits: one of SUFFIXES, the same throughout a node
-SUFFIXES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _TYPES = {"fp32": "float", "fp16": "fp16", "bf16": "bf16"}  # in CUDA C++
-_ANY = 32  # width of the vocabulary, where only the rank of a shape counts
 _ARCHITECTURE = "8.0"  # the oldest that has bfloat16: a driver translates its PTX for every later GPU
 
 
@@ -34,53 +32,39 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Operator:
-    """One plugin. The kernel ``NAME_SUFFIX`` of ``header`` takes inputs, scalars and outputs, in this order."""
+class Plugin:
+    """One operator. The kernel ``NAME_SUFFIX`` of ``header`` takes inputs, scalars and outputs, in this order."""
 
-    name: str
-    inputs: tuple[Binding, ...]
-    outputs: tuple[Binding, ...]
+    schema: Schema
     header: str
     output_shapes: Callable[[Shapes], tuple[tuple[Dim, ...], ...]]
     launch: Callable[[Shapes], Launch]
 
+    @property
+    def name(self) -> str:
+        return self.schema.name
+
+    @property
+    def inputs(self) -> tuple[Binding, ...]:
+        return self.schema.inputs
+
+    @property
+    def outputs(self) -> tuple[Binding, ...]:
+        return self.schema.outputs
+
     def kernel(self, dtype: str) -> str:
-        """Return the name of the kernel for logits of ``dtype``, one of :data:`SUFFIXES`."""
-        return f"{self.name}_{SUFFIXES[dtype]}"
+        """Return the name of the kernel for logits of ``dtype``, one of KERNEL_SUFFIX."""
+        return f"{self.name}_{KERNEL_SUFFIX[dtype]}"
 
     def ptx(self, dtype: str) -> str:
         """Compile that kernel and nothing else. Raises BackendUnavailable without NVRTC."""
-        suffix = SUFFIXES[dtype]
+        suffix = KERNEL_SUFFIX[dtype]
         return _ptx(f'#include "{self.header}"\n{self.name.upper()}({suffix}, {_TYPES[suffix]})\n')
 
 
 @cache
 def _ptx(source: str) -> str:
     return compile_ptx(source, _ARCHITECTURE)
-
-
-def _verify(*, draft_probs: bool) -> Operator:
-    bindings = contract.verify(vocab=_ANY, dtype=LOGITS, draft_probs=draft_probs)
-    return Operator(
-        name="verify_draft_probs" if draft_probs else "verify_draft",
-        inputs=tuple(binding for binding in bindings.inputs if binding.name != "bitmask"),
-        outputs=bindings.outputs,
-        header="verify_one.cuh",
-        output_shapes=_verified,
-        launch=_verify_launch,
-    )
-
-
-def _bitmask() -> Operator:
-    logits = contract.verify(vocab=_ANY, dtype=LOGITS, draft_probs=False)["logits"]
-    return Operator(
-        name="token_bitmask",
-        inputs=(logits, contract.verify(vocab=_ANY, dtype=LOGITS, draft_probs=False)["bitmask"]),
-        outputs=(Binding("masked", LOGITS, logits.shape),),
-        header="bitmask.cuh",
-        output_shapes=lambda shapes: (tuple(shapes["logits"]),),
-        launch=_bitmask_launch,
-    )
 
 
 def _verified(shapes: Shapes) -> tuple[tuple[Dim, ...], ...]:
@@ -98,4 +82,8 @@ def _bitmask_launch(shapes: Shapes) -> Launch:
     return Launch(grid=((vocab + 2047) // 2048, batch * rows, 1), threads=256, scalars=(vocab,))
 
 
-OPERATORS = (_bitmask(), _verify(draft_probs=False), _verify(draft_probs=True))
+TOKEN_BITMASK = Plugin(
+    SCHEMAS["token_bitmask"], "bitmask.cuh", lambda shapes: (tuple(shapes["logits"]),), _bitmask_launch
+)
+VERIFY_DRAFT = Plugin(SCHEMAS["verify_draft"], "verify_one.cuh", _verified, _verify_launch)
+VERIFY_DRAFT_PROBS = Plugin(SCHEMAS["verify_draft_probs"], "verify_one.cuh", _verified, _verify_launch)

@@ -10,9 +10,12 @@ from importlib import import_module
 from types import GenericAlias
 from typing import Any
 
+from tandemrt.engines.dtypes import KERNEL_SUFFIX, TENSORRT
+from tandemrt.engines.operators import T
 from tandemrt.engines.tensorrt.library import load
+from tandemrt.plugins import faces
 from tandemrt.plugins.operators import DOMAIN
-from tandemrt.plugins.tensorrt.operators import LOGITS, OPERATORS, SUFFIXES, Operator
+from tandemrt.plugins.tensorrt.operators import Plugin
 
 
 def register() -> None:
@@ -23,12 +26,12 @@ def register() -> None:
     """
     plugin = _plugin_module()
     known = getattr(plugin.op, DOMAIN, None)
-    for operator in OPERATORS:
+    for operator in faces.plugins():
         if operator.name not in vars(known or object):
             _register(operator, plugin)
 
 
-def _register(operator: Operator, plugin: Any) -> None:
+def _register(operator: Plugin, plugin: Any) -> None:
     identifier = f"{DOMAIN}::{operator.name}"
     outputs = GenericAlias(tuple, (plugin.TensorDesc,) * len(operator.outputs))
     compiled = GenericAlias(tuple, (str, str, plugin.KernelLaunchParams, plugin.SymIntExprs))
@@ -37,19 +40,19 @@ def _register(operator: Operator, plugin: Any) -> None:
     plugin.aot_impl(identifier)(_signed(implement, operator, plugin, returns=compiled, outputs=outputs, tactic=int))
 
 
-def _describe(operator: Operator, plugin: Any) -> Callable[..., Any]:
+def _describe(operator: Plugin, plugin: Any) -> Callable[..., Any]:
     """The function that says what the outputs are; TensorRT calls it while a network is defined."""
 
     def describe(*inputs: Any) -> Any:
         dtype = _checked(operator, inputs)
         shapes = operator.output_shapes({b.name: d.shape_expr for b, d in zip(operator.inputs, inputs, strict=True)})
-        dtypes = [_dtypes()[dtype if binding.dtype == LOGITS else binding.dtype] for binding in operator.outputs]
+        dtypes = [_dtypes()[dtype if binding.dtype == T else binding.dtype] for binding in operator.outputs]
         return tuple(plugin.from_shape_expr(*pair) for pair in zip(shapes, dtypes, strict=True))
 
     return describe
 
 
-def _implement(operator: Operator, plugin: Any) -> Callable[..., Any]:
+def _implement(operator: Plugin, plugin: Any) -> Callable[..., Any]:
     """The function that gives kernel and launch; TensorRT calls it while an engine is built."""
 
     def implement(*inputs_outputs_tactic: Any) -> Any:
@@ -64,7 +67,7 @@ def _implement(operator: Operator, plugin: Any) -> Callable[..., Any]:
     return implement
 
 
-def _signed(function: Callable[..., Any], operator: Operator, plugin: Any, *, returns: Any, **more: Any) -> Any:
+def _signed(function: Callable[..., Any], operator: Plugin, plugin: Any, *, returns: Any, **more: Any) -> Any:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     arguments = {binding.name: plugin.TensorDesc for binding in operator.inputs} | more
     parameters = [inspect.Parameter(name, kind, annotation=each) for name, each in arguments.items()]
@@ -72,18 +75,18 @@ def _signed(function: Callable[..., Any], operator: Operator, plugin: Any, *, re
     return function
 
 
-def _checked(operator: Operator, inputs: tuple[Any, ...]) -> str:
+def _checked(operator: Plugin, inputs: tuple[Any, ...]) -> str:
     """Return the dtype of the logits. A kernel gets bare addresses, so a tensor of another type must not reach it."""
     names = {dtype: name for name, dtype in _dtypes().items()}
     found = {b.name: names.get(d.dtype, str(d.dtype)) for b, d in zip(operator.inputs, inputs, strict=True)}
     for binding, tensor in zip(operator.inputs, inputs, strict=True):
-        dtypes = tuple(SUFFIXES) if binding.dtype == LOGITS else (binding.dtype,)
+        dtypes = tuple(KERNEL_SUFFIX) if binding.dtype == T else (binding.dtype,)
         if found[binding.name] not in dtypes or tensor.ndim != len(binding.shape):
             raise ValueError(
                 f"{DOMAIN}::{operator.name}: {binding.name} must be {' or '.join(dtypes)} with {len(binding.shape)} "
                 f"dimensions, got {found[binding.name]} with {tensor.ndim}; build the graph with tandemrt export"
             )
-    return next(found[binding.name] for binding in operator.inputs if binding.dtype == LOGITS)
+    return next(found[binding.name] for binding in operator.inputs if binding.dtype == T)
 
 
 def _plugin_module() -> Any:
@@ -94,11 +97,4 @@ def _plugin_module() -> Any:
 def _dtypes() -> dict[str, Any]:
     import tensorrt
 
-    kinds = tensorrt.DataType
-    return {
-        "float32": kinds.FLOAT,
-        "float16": kinds.HALF,
-        "bfloat16": kinds.BF16,
-        "int32": kinds.INT32,
-        "int64": kinds.INT64,
-    }
+    return {name: getattr(tensorrt.DataType, written) for name, written in TENSORRT.items()}

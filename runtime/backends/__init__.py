@@ -6,6 +6,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.manifest import RUNNABLE, EngineName
+from tandemrt.engines.operators import HEADS
 from tandemrt.engines.tensorrt.library import LIBRARIES
 from tandemrt.runtime.backends.base import Engine
 
@@ -15,7 +16,7 @@ def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> d
     for name, entry in bundle.manifest.engines.items():
         if entry.backend not in RUNNABLE:
             raise BackendUnavailable(
-                f"engine {name!r}: built for {entry.backend} ({entry.target}), which this version can build but not "
+                f"engine {name!r}: built for {entry.backend} ({entry.built_for}), which this version can build but not "
                 f"run; it runs {', '.join(RUNNABLE)}: build the bundle with one of those in the recipe's [backend] name"
             )
     if device.type == "cuda" and any(entry.backend in LIBRARIES for entry in bundle.manifest.engines.values()):
@@ -31,17 +32,14 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
         from tandemrt.runtime.backends.tensorrt.engine import TensorRtEngine
 
         return TensorRtEngine.open(bundle, name, device)
-    if device.type == "cuda" and bundle.engine(name).segments is not None:
-        from tandemrt.runtime.backends.segmented import SegmentedEngine
+    if bundle.engine(name).decoder is not None:
+        from tandemrt.runtime.backends.executor import Executor
 
-        return SegmentedEngine.open(bundle, name, device)
-    if _runs_kernels(bundle, device):
-        from tandemrt.runtime.backends.kernels import HEADS, AdjustEngine, KernelEngine
+        return Executor.open(bundle, name, device, threads)
+    if name in HEADS and _runs_kernels(bundle, device):
+        from tandemrt.runtime.backends.kernels import KernelEngine
 
-        if name in HEADS:
-            return KernelEngine.open(bundle, name, device)
-        if name == "adjust":
-            return AdjustEngine.open(bundle, device)
+        return KernelEngine.open(bundle, name, device)
     from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)

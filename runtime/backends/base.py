@@ -7,13 +7,7 @@ import torch
 
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import InternalError
-
-
-class Call(Protocol):
-    """An engine with its tensors bound: shapes and addresses are fixed, only contents change between runs."""
-
-    def run(self) -> None:
-        """Enqueue one run on the device's current stream (on a CPU: run it)."""
+from tandemrt.plugins.launch import Call as Call  # exported
 
 
 class Engine(Protocol):
@@ -44,8 +38,8 @@ class AdvancingEngine(Engine, Protocol):
         """As bind; a run also does to ``moving`` (SlotState.moving) what SlotState.advance does."""
 
 
-def check_tensors(contract: Contract, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Raise InternalError unless ``tensors`` are exactly what ``contract`` asks for, with one value per symbol."""
+def check_tensors(contract: Contract, tensors: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, int]:
+    """Return every symbol's size. Raises InternalError unless ``tensors`` are exactly what ``contract`` asks for."""
     aliased = {output for output, _ in contract.aliases}
     bindings = [b for b in (*contract.inputs, *contract.outputs) if b.name not in aliased]
     unknown = set(tensors) - {b.name for b in bindings}
@@ -64,3 +58,4 @@ def check_tensors(contract: Contract, tensors: Mapping[str, torch.Tensor], devic
             expected = dim if isinstance(dim, int) else sizes.setdefault(dim, size)
             if size != expected:
                 raise InternalError(f"bind: {binding} must have {dim} = {expected}, received {list(tensor.shape)}")
+    return sizes

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import BadBundle
 from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session, place
 
 _CAPTURABLE = {
@@ -20,13 +22,20 @@ _ENTRIES = {
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A session, the names of its bindings, and the size of the last dimension of those that have one."""
+class OpenPiece:
+    """A piece in a session, and the names of its bindings."""
 
     session: "onnxruntime.InferenceSession"
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    widths: Mapping[str, int]
+
+    @classmethod
+    def of(cls, session: "onnxruntime.InferenceSession", expected: Contract, path: Path) -> "OpenPiece":
+        """Raises BadBundle, naming ``path``, if the bindings of ``session`` are not ``expected``."""
+        inputs, outputs = bindings(session.get_inputs()), bindings(session.get_outputs())
+        if differences := expected.differences(Contract(inputs, outputs)):
+            raise BadBundle(f"{path}: bindings differ from the manifest's: {'; '.join(differences)}; build it again")
+        return cls(session, tuple(b.name for b in inputs), tuple(b.name for b in outputs))
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> "PieceCall":
         """Bind every input and output, contiguous and on the session's device."""
@@ -58,21 +67,28 @@ class PieceCall:
         self._session.run_with_iobinding(self._binding, self._options)
 
 
-def open_piece(path: Path, device: torch.device, stream: int) -> Piece:
-    """Open ``path`` to enqueue on ``stream`` of a CUDA ``device``, or on a CPU. Raises as open_session does."""
+def open_piece(
+    path: Path, expected: Contract, device: torch.device, stream: int, threads: int | None = None
+) -> OpenPiece:
+    """Open ``path`` to enqueue on ``stream`` of a CUDA ``device``, or on a CPU with at most ``threads`` threads.
+
+    Raises as open_session does, and BadBundle if the bindings of the file are not ``expected``.
+    """
     provider: Provider = CPU
     if device.type == "cuda":
         name, options = cuda_provider(device, stream)
-        provider = name, options | _CAPTURABLE
-    session = open_session(path, [provider], entries=_ENTRIES if device.type == "cuda" else {}, threads=1)
-    inputs, outputs = bindings(session.get_inputs()), bindings(session.get_outputs())
-    widths = {b.name: b.shape[-1] for b in (*inputs, *outputs) if b.shape and isinstance(b.shape[-1], int)}
-    return Piece(session, tuple(b.name for b in inputs), tuple(b.name for b in outputs), widths)
+        provider, threads = (name, options | _CAPTURABLE), 1
+    session = open_session(path, [provider], entries=_ENTRIES if device.type == "cuda" else {}, threads=threads)
+    return OpenPiece.of(session, expected, path)
 
 
 def read_constants(path: Path) -> dict[str, torch.Tensor]:
     """What a graph without inputs gives, as host tensors. Raises as open_session does."""
-    session = open_session(path, [CPU])
+    return constants_of(open_session(path, [CPU]))
+
+
+def constants_of(session: "onnxruntime.InferenceSession") -> dict[str, torch.Tensor]:
+    """What a session without inputs gives, as host tensors."""
     binding: Any = session.io_binding()
     tensors = {}
     for b in bindings(session.get_outputs()):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from tandemrt.engines.contract import Binding
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.dtypes import ONNX, from_onnxruntime
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
 
 try:
@@ -73,21 +74,18 @@ def cuda_provider(device: torch.device, stream: int) -> Provider:
 def place(tensor: torch.Tensor) -> tuple[str, int, object, list[int], int]:
     """What IO binding wants to know of a tensor."""
     device = tensor.device
-    return device.type, device.index or 0, _ELEMENT_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
+    return (
+        device.type,
+        device.index or 0,
+        ONNX[str(tensor.dtype).removeprefix("torch.")],
+        list(tensor.shape),
+        tensor.data_ptr(),
+    )
 
 
 def bindings(arguments: Sequence["onnxruntime.NodeArg"]) -> tuple[Binding, ...]:
     """The inputs or outputs of a session."""
-    return tuple(Binding(a.name, _DTYPES.get(a.type, a.type), tuple(a.shape)) for a in arguments)
+    return tuple(Binding(a.name, from_onnxruntime(a.type), tuple(a.shape)) for a in arguments)
 
 
 CPU: Provider = ("CPUExecutionProvider", {})
-# onnxruntime takes ONNX's own element types, which numpy lacks for bfloat16 (TensorProto.DataType).
-_ELEMENT_TYPES = {torch.float32: 1, torch.int32: 6, torch.int64: 7, torch.float16: 10, torch.bfloat16: 16}
-_DTYPES = {
-    "tensor(float)": "float32",
-    "tensor(float16)": "float16",
-    "tensor(bfloat16)": "bfloat16",
-    "tensor(int32)": "int32",
-    "tensor(int64)": "int64",
-}

@@ -29,6 +29,10 @@ class BlockAllocator:
         self._rows[row] = held
         return list(held)
 
+    def holds(self, row: int) -> bool:
+        """Whether ``row`` was given blocks that it has not given back."""
+        return row in self._rows
+
     def free(self, row: int) -> None:
         """Take back what ``row`` holds. Raises InternalError if it was given nothing."""
         if row not in self._rows:

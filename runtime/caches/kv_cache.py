@@ -6,7 +6,6 @@ from typing import Protocol
 import torch
 
 from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of
-from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.caches.allocator import BlockAllocator
 from tandemrt.runtime.device import upload
@@ -29,8 +28,8 @@ class Room(Protocol):
     def reserve(self, slot: int, tokens: int) -> bool:
         """Make sure that ``slot`` can hold ``tokens`` tokens for as long as it likes; False if it must wait."""
 
-    def release(self, slot: int) -> None:
-        """Take back what ``slot`` holds, behind all work that was enqueued for it."""
+    def leave(self, slot: int) -> None:
+        """Take back what ``slot`` holds, if anything, behind all work that was enqueued for it."""
 
 
 class LinearCache:
@@ -53,8 +52,8 @@ class LinearRoom:
         """See Room.reserve."""
         return True
 
-    def release(self, slot: int) -> None:
-        """See Room.release."""
+    def leave(self, slot: int) -> None:
+        """See Room.leave."""
 
 
 class BlockTable:
@@ -77,10 +76,14 @@ class BlockTable:
         upload(blocks, self.device[slot, : len(blocks)])
         return True
 
-    def release(self, slot: int) -> None:
-        """See Room.release."""
-        self.device[slot].zero_()
-        self.allocator.free(slot)
+    def leave(self, slot: int) -> None:
+        """See Room.leave."""
+        if not self.allocator.holds(slot):
+            return
+        try:
+            self.device[slot].zero_()
+        finally:
+            self.allocator.free(slot)
 
 
 class PagedCache:
@@ -98,21 +101,10 @@ class PagedCache:
 def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device) -> Room:
     """Memory for ``tokens`` tokens in all (None: as many as the bundle says), shared by the caches of ``contracts``.
 
-    Raises BadRequest if no paged cache is among them to be sized.
+    ``tokens`` sizes paged caches; RuntimeOptions.require_fit refuses it where there are none.
     """
     if not any(map(is_paged, contracts)):
-        if tokens is not None:
-            raise BadRequest(
-                f"cache_tokens: this bundle's cache is linear, a row of {limits.capacity} tokens for each of "
-                f"{limits.batch} slots, received {tokens}; leave it out"
-            )
         return LinearRoom()
-    if tokens is not None and type(tokens) is not int:
-        raise BadRequest(
-            f"cache_tokens: must be an integer, received {quoted(tokens)}; give a number of tokens, or None"
-        )
-    if tokens is not None and tokens < 1:
-        raise BadRequest(f"cache_tokens: a cache must hold at least one token, received {tokens}")
     row = blocks_of(limits.capacity)
     blocks = limits.cache_blocks or limits.batch * row
     return BlockTable(limits.batch, row, 1 + (blocks if tokens is None else blocks_of(tokens)), device)

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from tandemrt.engines.calls import drafted
 from tandemrt.engines.manifest import Limits
 from tandemrt.plugins.reference import adjust_logits
 from tandemrt.runtime.backends.base import Engine
@@ -16,10 +17,11 @@ _ELEMENTS = 4_000_000  # logits in one case
 
 def check_adjust(name: str, engine: Engine, limits: Limits) -> Finding:
     """Check ``engine`` with and without drafts."""
+    windows = drafted(limits.window)
     vocab, wrong, total = int(engine.contract["logits"].shape[2]), 0, 0
     batch = max(1, min(limits.batch, 24, _ELEMENTS // (vocab * (limits.window + 1))))
     for seed in range(_CASES):
-        window = limits.window if seed % 2 else 0
+        window = windows[seed % len(windows)]
         case = adjust_case(vocab=vocab, window=window, columns=min(vocab, 64 << seed), batch=batch, seed=seed)
         found, expected = adjusted(engine, case), defined(case, engine.contract["logits"].dtype)
         differ = ~((found == expected) | (np.isnan(found) & np.isnan(expected)))

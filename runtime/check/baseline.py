@@ -1,58 +1,73 @@
-"""The graph of a decoder on onnxruntime's CPU provider in float32: what every engine made from it must compute.
+"""The graphs of a decoder on onnxruntime's CPU provider in float32: what every engine made from it must compute.
 
 Half precision is widened: the stored weights are the same, but sums are not rounded on the way, so what is measured
 against this is the rounding of the engine alone. onnxruntime's CPU provider could not run bfloat16 anyway.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
 import torch
 
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import Contract
+from tandemrt.engines.decoder import Decoder
+from tandemrt.engines.dtypes import HALF, ONNX
 from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.manifest import EngineName
+from tandemrt.plugins.launch import Context
+from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.backends.executor import Executor
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.backends.pieces import OpenPiece, constants_of
 from tandemrt.runtime.backends.sessions import onnxruntime
 
-_HALF = ("float16", "bfloat16")
+_CPU = torch.device("cpu")
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-def open_baseline(bundle: Bundle, name: EngineName, threads: int | None) -> OnnxRuntimeEngine:
-    """Open the graph behind engine ``name`` on the CPU. Raises BadBundle if it is not there or cannot run."""
+def open_baseline(bundle: Bundle, name: EngineName, threads: int | None, call: Mapping[str, int]) -> Engine:
+    """Open what engine ``name`` was made of on the CPU, for calls up to the sizes (by symbol) of ``call``.
+
+    A decoder in steps runs them as it is served, with its pieces widened and the operators' faces on a CPU. Raises
+    BadBundle if a graph is not there or cannot run.
+    """
+    entry = bundle.engine(name)
+    if entry.decoder is not None:
+        return open_widened_steps(bundle.folder, entry.decoder, entry.contract, threads, call)
     path = bundle.path(name).with_suffix(".onnx")
     if not path.is_file():
         raise BadBundle(f"{path} must exist: the engine {name!r} is compared with its graph; build the bundle again")
-    return open_widened(path, bundle.contract(name), threads)
+    return open_widened(path, entry.contract, threads)
 
 
 def open_widened(path: Path, contract: Contract, threads: int | None) -> OnnxRuntimeEngine:
     """Open the graph at ``path``, whose bindings are ``contract``, in float32. Raises BadBundle if it cannot run."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry(_FOLDER, str(path.parent))
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    try:
-        # Folding would keep a second, widened copy of all weights in memory.
-        session = onnxruntime.InferenceSession(
-            widened(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+    return OnnxRuntimeEngine(_session(path, threads), in_float32(contract), _CPU)
+
+
+def open_widened_steps(
+    folder: Path, decoder: Decoder, contract: Contract, threads: int | None, call: Mapping[str, int]
+) -> Executor:
+    """Open the pieces of ``decoder`` in ``folder`` in float32. Raises BadBundle if one cannot run."""
+    wide, bindings = decoder.model_copy(update={"values": _wide(decoder.values)}), in_float32(contract)
+    pieces = {
+        piece.file: OpenPiece.of(
+            _session(folder / piece.file, threads), wide.contract_of(piece, bindings), folder / piece.file
         )
-    except Exception as error:  # onnxruntime raises a family of its own without a common public base
-        raise BadBundle(f"{path}: onnxruntime cannot load this graph on the CPU: {error}; build it again") from error
-    return OnnxRuntimeEngine(session, in_float32(contract), torch.device("cpu"))
+        for piece in decoder.pieces
+        if piece is not decoder.constants
+    }
+    constants = constants_of(_session(folder / decoder.constants.file, threads)) if decoder.constants else {}
+    return Executor(wide, bindings, pieces, constants, Context(_CPU, threads=threads), [call])
 
 
 def in_float32(contract: Contract) -> Contract:
     """The same bindings, with float32 wherever a half precision stood."""
-    inputs, outputs = (
-        tuple(replace(b, dtype="float32") if b.dtype in _HALF else b for b in bindings)
-        for bindings in (contract.inputs, contract.outputs)
-    )
-    return Contract(inputs, outputs, contract.aliases)
+    return Contract(_wide(contract.inputs), _wide(contract.outputs), contract.aliases)
 
 
 def widened(path: Path) -> bytes:
@@ -77,7 +92,26 @@ def widened(path: Path) -> bytes:
     return bytes(ir.to_proto(model).SerializeToString())
 
 
-_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_TYPES = tuple(ir.DataType(ONNX[name]) for name in HALF)
+
+
+def _session(path: Path, threads: int | None) -> "onnxruntime.InferenceSession":
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry(_FOLDER, str(path.parent))
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        # Folding would keep a second, widened copy of all weights in memory.
+        return onnxruntime.InferenceSession(
+            widened(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+        )
+    except Exception as error:  # onnxruntime raises a family of its own without a common public base
+        raise BadBundle(f"{path}: onnxruntime cannot load this graph on the CPU: {error}; build it again") from error
+
+
+def _wide(bindings: tuple[Binding, ...]) -> tuple[Binding, ...]:
+    return tuple(replace(b, dtype="float32") if b.dtype in HALF else b for b in bindings)
 
 
 def _values(graph: ir.Graph) -> list[ir.Value]:

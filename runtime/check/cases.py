@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from tandemrt.engines import operators
 from tandemrt.engines.contract import mask_words
 from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
 
 Case = dict[str, np.ndarray]
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule")
+SAMPLING = tuple(binding.name for binding in operators.SAMPLING)
 
 
 def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, filters: bool = True) -> Case:
@@ -42,19 +43,19 @@ def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, 
     if not filters:
         sampling |= {name: np.zeros_like(sampling[name]) for name in ("top_k", "top_p", "min_p", "rule")}
     drafts = rng.integers(0, vocab, (batch, window))
-    laws = np.zeros((batch, window, vocab), np.float32)
+    draft_probs = np.zeros((batch, window, vocab), np.float32)
     masked = token_bitmask(logits, bitmask)
     for at in range(window):
         token, law = sample_draft(masked[:, at], **{**sampling, "position": sampling["position"] + at})
         drawn = (rng.random(batch) < 0.8) & (token >= 0)
-        drafts[drawn, at], laws[drawn, at] = token[drawn], law[drawn]
+        drafts[drawn, at], draft_probs[drawn, at] = token[drawn], law[drawn]
     drafts[rng.random(drafts.shape) < 0.04] = vocab  # in no vocabulary: what a slot without a draft may hold
     return {
         "logits": logits,
         "bitmask": bitmask,
         "draft_tokens": drafts,
         "draft_len": rng.integers(0, window + 1, batch),
-        "draft_probs": laws,
+        "draft_probs": draft_probs,
         **sampling,
     }
 

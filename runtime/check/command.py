@@ -9,7 +9,10 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
-from tandemrt.runtime.cli.commands import BundlePath, Device, Report, Threads
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.command_options import takes_options
+from tandemrt.engines.options import RuntimeOptions
+from tandemrt.runtime.cli.commands import BundlePath, Report
 
 _COLOURS = {"pass": "green", "fail": "red", "measured": "cyan", "not applicable": "dim"}
 console = Console()
@@ -20,20 +23,22 @@ def register(export: typer.Typer) -> None:
     export.command()(check)
 
 
+@takes_options(leave_out=("queue_limit", "grammar_timeout_s", "profile"))  # these change nothing that is checked
 def check(
     bundle: BundlePath,
-    device: Device = None,
-    threads: Threads = None,
     out: Report = None,
+    *,
+    options: RuntimeOptions,
 ) -> None:
     """Check BUNDLE on the machine that will serve it: engines, caches, texts. Exit code 1 if anything fails."""
+    options.require_fit(Bundle.read(bundle).limits)  # refused before the runtime's imports, which take seconds
     from tandemrt.runtime.check.run import check_bundle
     from tandemrt.runtime.cli.doctor import machine
 
     table = Table("check", "compared with", "result", "verdict", show_edge=False)
     rows: list[dict[str, Any]] = []
     with Status("checking the files", console=console) as status:
-        for finding in check_bundle(bundle, device=device, threads=threads):
+        for finding in check_bundle(bundle, options):
             rows.append(finding.to_json())
             colour = _COLOURS[finding.verdict]
             cells = (escape(text) for text in (finding.check, finding.against, finding.result))
@@ -43,6 +48,6 @@ def check(
     failed = [row["check"] for row in rows if row["verdict"] == "fail"]
     console.print(f"[red]failed: {escape(', '.join(failed))}[/]" if failed else "[green]everything holds[/]")
     if out is not None:
-        report = {"bundle": str(bundle), "device": device, "machine": machine(), "holds": not failed}
+        report = {"bundle": str(bundle), "device": options.device, "machine": machine(), "holds": not failed}
         out.write_text(json.dumps({**report, "findings": rows}, indent=2) + "\n")
     raise typer.Exit(1 if failed else 0)

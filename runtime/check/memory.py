@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from tandemrt.runtime.check.finding import Finding
-from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.round.loop import Loop
 
 _STATM = Path("/proc/self/statm")
@@ -25,8 +24,7 @@ def used() -> dict[str, int]:
 
 def measure_memory(loop: Loop, before: dict[str, int], after: dict[str, int]) -> Finding:
     """Report what opening took (``before`` and ``after`` as ``used`` gave them) and what of it the caches are."""
-    drafts = [loop.drafter.cache] if isinstance(loop.drafter, ModelDrafter) else []
-    tensors = [tensor for cache in (loop.tandem.cache, *drafts) for tensor in cache.tensors.values()]
+    tensors = [tensor for cache in (loop.tandem.cache, *loop.drafter.caches) for tensor in cache.tensors.values()]
     numbers = {"caches": sum(tensor.nbytes for tensor in tensors)}
     result = f"caches {_megabytes(numbers['caches'])}"
     kind = loop.clock.device.type

@@ -7,6 +7,7 @@ from pathlib import Path
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import TandemError
 from tandemrt.engines.manifest import EngineName
+from tandemrt.engines.options import RuntimeOptions
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.check.baseline import open_baseline
 from tandemrt.runtime.check.finding import Finding, judged
@@ -18,9 +19,11 @@ from tandemrt.runtime.check.texts import check_texts
 from tandemrt.runtime.check.walk import Plan, expected, is_decoder
 from tandemrt.runtime.llm import LLM
 
+DEFAULTS = RuntimeOptions()
 
-def check_bundle(path: Path, *, device: str | None = None, threads: int | None = None) -> Iterator[Finding]:
-    """Open the bundle at ``path`` on ``device`` (None: what it was built for) and yield what every check found.
+
+def check_bundle(path: Path, options: RuntimeOptions = DEFAULTS) -> Iterator[Finding]:
+    """Open the bundle at ``path`` as ``options`` say and yield what every check found.
 
     Raises BadBundle or BackendUnavailable if it cannot be opened at all.
     """
@@ -33,10 +36,10 @@ def check_bundle(path: Path, *, device: str | None = None, threads: int | None =
         judged(not problems),
     )
     before = used()
-    with LLM(bundle.folder, device=device, threads=threads) as llm:
+    with LLM(bundle.folder, **options.given()) as llm:
         after = used()
         with llm.loop.clock.active():
-            yield from check_engines(bundle, llm.loop.tandem.engines, threads)
+            yield from check_engines(bundle, llm.loop.tandem.engines, options.threads)
         yield from guarded("texts with speculation", partial(check_texts, llm))
         yield from guarded("memory", partial(measure_memory, llm.loop, before, after))
 
@@ -47,7 +50,9 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
     plan = Plan.of(limits, bundle.valid_tokens)
 
     def decoder(name: EngineName, engine: Engine) -> Iterator[Finding]:
-        yield check_logits(name, engine, expected(open_baseline(bundle, name, threads), plan), plan)
+        rows, length = len(plan.tokens), len(plan.tokens[0])
+        baseline = open_baseline(bundle, name, threads, {"batch": rows, "query": length, "rows": length})
+        yield check_logits(name, engine, expected(baseline, plan), plan)
 
     for name in bundle.manifest.engines:
         engine = engines[name]

@@ -10,6 +10,7 @@ from random import Random
 
 import torch
 
+from tandemrt.engines.calls import decoder_uses
 from tandemrt.engines.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
@@ -34,8 +35,9 @@ class Plan:
     @classmethod
     def of(cls, limits: Limits, valid_tokens: int, seed: int = 0) -> "Plan":
         """As many rows, calls and tokens as the limits allow, and no more than shows whether an engine is right."""
-        rows, window = min(3, limits.batch), limits.window + 1
-        chunk = min(limits.prefill_chunk, _CHUNK)
+        uses = decoder_uses(limits.batch, limits.window, min(limits.prefill_chunk, _CHUNK))
+        chunk, window = uses["prefill"]["query"].most, uses.get("window", uses["single"])["query"].most
+        rows = min(3, limits.batch)
         longest = max(1, min(2 * chunk + 5, limits.length - 3 * window))
         prompts = tuple(max(1, longest // 3**row) for row in range(rows))
         steps: list[tuple[int, tuple[int, ...]]] = []

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tandemrt.engines.params import SamplingParams
 from tandemrt.runtime.llm import LLM
@@ -80,16 +80,22 @@ class Comparison:
         }
 
 
+class Opener(Protocol):
+    """Opens the bundle, with speculation or without."""
+
+    def __call__(self, *, speculating: bool) -> LLM: ...
+
+
 def compare(
-    open_llm: Callable[[int | None], LLM],
+    open_llm: Opener,
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     *,
     repeats: int,
     on_repeat: Callable[[], None] = lambda: None,
 ) -> Comparison:
-    """Run ``prompts`` ``repeats`` times each way, after one warm-up. ``open_llm(window)`` opens the bundle."""
-    with open_llm(0) as plain, open_llm(None) as speculated:
+    """Run ``prompts`` ``repeats`` times each way, after one warm-up. ``open_llm`` opens the bundle."""
+    with open_llm(speculating=False) as plain, open_llm(speculating=True) as speculated:
         llms = (plain, speculated)
         for llm in llms:
             llm.generate(list(prompts), list(params))

@@ -13,7 +13,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.command_options import takes_options
 from tandemrt.engines.errors import BadRequest, quoted
+from tandemrt.engines.fit import require_fit
+from tandemrt.engines.options import RuntimeOptions
+from tandemrt.engines.params import SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
     from tandemrt.runtime.cli.bench import Comparison
@@ -29,12 +33,10 @@ def _writable(path: Path | None) -> Path | None:
     return path
 
 
-# The runtime's own imports take seconds; they are loaded by the commands that need them.
+# The runtime's own imports take seconds: a command loads them once nothing can be refused any more.
 console = Console()
 
 BundlePath = Annotated[Path, typer.Argument(help="A bundle, as `tandemrt export build` writes it.", metavar="BUNDLE")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: what the bundle was built for.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads per engine; default: one per core.")]
 Report = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.", callback=_writable)]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 MaxTokens = Annotated[int | None, typer.Option(help="At most so many output tokens.")]
@@ -47,6 +49,7 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
+@takes_options(leave_out=("queue_limit", "profile"))  # one request waits for nobody, and no figures are shown
 def run(
     bundle: BundlePath,
     prompt: Annotated[str, typer.Argument(help="The user's message (with --raw: the text to continue).")],
@@ -55,20 +58,16 @@ def run(
         int | None, typer.Option(help="At most so many reasoning tokens, then the forced end; 0: none, -1: no limit.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
-    window: Annotated[int | None, typer.Option(help="Drafted tokens per round; 0: no speculation.")] = None,
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = None,
     rule: Annotated[Literal["coupled", "rejection"], typer.Option(help="How drafts are verified.")] = "coupled",
     compare: Annotated[bool, typer.Option("--compare", help="Run without speculation as well, compare.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Do not use the chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    device: Device = None,
-    threads: Threads = None,
+    *,
+    options: RuntimeOptions,
 ) -> None:
     """Answer one prompt."""
-    from tandemrt.engines.params import SamplingParams, StructuredOutputs
-    from tandemrt.runtime.llm import LLM
-
     if compare and rule == "rejection" and temperature > 0:
         raise BadRequest(
             "--compare: the rejection rule keeps the law of plain decoding, not its text per seed; "
@@ -80,11 +79,13 @@ def run(
         max_tokens=max_tokens,
         thinking_token_budget=budget,
         structured_outputs=StructuredOutputs(json=_read_schema(schema)) if schema else None,
-        window=window,
         rule=rule,
     )
+    _require_fit(bundle, options, params)
+    from tandemrt.runtime.llm import LLM
+
     given: Prompt = prompt if raw else [{"role": "user", "content": prompt}]
-    with LLM(bundle, device=device, threads=threads) as llm:
+    with LLM(bundle, **options.given()) as llm:
         output = llm.generate(given, params)
         plain = None
         if compare:
@@ -102,6 +103,7 @@ def run(
         raise typer.Exit(1)
 
 
+@takes_options(leave_out=("queue_limit", "profile"))  # the requests wait however many they are; host times are shown
 def bench(
     bundle: BundlePath,
     prompts: Annotated[
@@ -117,17 +119,10 @@ def bench(
     budget: Annotated[int | None, typer.Option(help="Thinking-token budget of every request.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Measured runs each way.")] = 3,
     out: Report = None,
-    device: Device = None,
-    threads: Threads = None,
+    *,
+    options: RuntimeOptions,
 ) -> None:
     """Measure tokens/s with and without speculation, acceptance, and the host's time per round."""
-    from tandemrt.engines.params import SamplingParams, StructuredOutputs
-    from tandemrt.runtime.cli.bench import compare
-    from tandemrt.runtime.llm import LLM
-
-    def open_llm(window: int | None) -> "LLM":
-        return LLM(bundle, device=device, threads=threads, window=window)
-
     given, schemas = _read_prompts(prompts, requests) if prompts else _random_prompts(bundle, requests, length)
     params = [
         SamplingParams(
@@ -139,6 +134,16 @@ def bench(
         )
         for i, schema in enumerate(schemas)
     ]
+    _require_fit(bundle, options, *params)
+    from tandemrt.runtime.cli.bench import compare
+    from tandemrt.runtime.llm import LLM
+
+    def open_llm(*, speculating: bool) -> "LLM":
+        opening = options.given()
+        if not speculating:
+            opening["window"] = 0
+        return LLM(bundle, **opening)
+
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=repeats + 1)
         result = compare(open_llm, given, params, repeats=repeats, on_repeat=lambda: progress.advance(task))
@@ -220,8 +225,16 @@ def _read_prompts(path: Path, count: int) -> tuple["list[Prompt]", list[Any]]:
     return given, [row.get("schema") for row in rows]
 
 
+def _require_fit(folder: Path, options: RuntimeOptions, *params: SamplingParams) -> None:
+    """Refuse what the manifest of the bundle in ``folder`` tells already. Raises BadBundle or BadRequest."""
+    bundle = Bundle.read(folder)
+    options.require_fit(bundle.limits)
+    for each in params:
+        require_fit(each, bundle.manifest, options.largest_window)
+
+
 def _random_prompts(bundle: Path, count: int, length: int) -> tuple["list[Prompt]", list[Any]]:
-    valid = Bundle.open(bundle).valid_tokens
+    valid = Bundle.read(bundle).valid_tokens
     draw = Random(0)
     return [[draw.randrange(valid) for _ in range(length)] for _ in range(count)], [None] * count
 

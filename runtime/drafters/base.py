@@ -1,13 +1,15 @@
-"""What the loop asks of a drafter."""
+"""What a round asks of a drafter."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Protocol
 
-from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.requests.slots import SlotListener
 from tandemrt.runtime.round.buffers import Buffer
+from tandemrt.runtime.round.round import Round
 
 
-class Drafter(Protocol):
+class Drafter(SlotListener, Protocol):
     """Proposes tokens into ``RoundBuffers.draft_tokens``.
 
     ``ahead``: drafts from device state alone, so it may run before the host has committed the last round. Other
@@ -17,16 +19,18 @@ class Drafter(Protocol):
     ahead: bool
     window: int
 
+    @property
+    def caches(self) -> Sequence[Cache]:
+        """The key/value caches of its own models, none without one."""
+
     def prefill(self, slot: int, start: int, count: int) -> None:
         """Take in prompt tokens [start, start + count) of ``slot``, whose ``length`` is ``start``."""
 
-    def skip(self, rows: Mapping[int, Request]) -> None:
-        """Take note that this round drafts nothing for ``rows``."""
+    def skip(self, this: Round) -> None:
+        """Take note that ``this`` round drafts nothing."""
 
-    def propose(self, rows: Mapping[int, Request], batch: int, window: int, *, filters: bool) -> Buffer | None:
-        """Draft ``window`` tokens for slots [0, batch), of which ``rows`` are live.
+    def propose(self, this: Round) -> Buffer | None:
+        """Draft the window of ``this`` round, at least one token.
 
-        ``filters``: whether any of them has what Engine.bind calls filters.
-
-        Returns the laws the drafts were drawn from, float32 [batch, window, vocab], if any row's rule reads them.
+        Returns the probabilities the drafts were drawn from, float32 [batch, window, vocab], if a rule reads them.
         """

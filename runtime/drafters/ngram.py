@@ -3,52 +3,47 @@
 Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.round.buffers import RoundBuffers
+from tandemrt.runtime.round.round import Round
 
 
 class NgramDrafter:
     """Looks on the host, after the commit; costs no engine. Rows without a match draft nothing."""
 
     ahead = False
+    caches = ()
 
     def __init__(self, buffers: RoundBuffers, *, window: int, shortest: int, longest: int) -> None:
         self.window = window
         self._buffers = buffers
         self._sizes = range(longest, shortest - 1, -1)
-        self._indexes: dict[int, tuple[Request, NgramIndex]] = {}
+        self._indexes: dict[int, NgramIndex] = {}
+
+    def join(self, running: Running) -> None:
+        """See SlotListener.join."""
+        self._indexes[running.slot] = NgramIndex(running.tokens, self._sizes)
+
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave."""
+        self._indexes.pop(slot, None)
 
     def prefill(self, slot: int, start: int, count: int) -> None:
         """See Drafter.prefill. The text itself is the index."""
 
-    def skip(self, rows: Mapping[int, Request]) -> None:
+    def skip(self, this: Round) -> None:
         """See Drafter.skip."""
 
-    def propose(
-        self,
-        rows: Mapping[int, Request],
-        batch: int,
-        window: int,
-        *,
-        filters: bool,  # noqa: ARG002
-    ) -> Buffer | None:
+    def propose(self, this: Round) -> None:
         """See Drafter.propose. Positions without a draft hold -1, which no target token equals."""
-        drafts = self._buffers.draft_tokens.host_view(batch, window)
+        drafts = self._buffers.draft_tokens.host_view(this.batch, this.window)
         drafts.fill_(-1)
-        for slot, request in rows.items():
-            found = self._index(slot, request).lookup(min(window, request.window))
+        for slot, running in this.rows.items():
+            found = self._indexes[slot].lookup(min(this.window, running.request.window))
             drafts[slot, : len(found)] = drafts.new_tensor(found)
-        self._buffers.draft_tokens.copy_in(batch, window)
-        return None
-
-    def _index(self, slot: int, request: Request) -> "NgramIndex":
-        owner, index = self._indexes.get(slot, (None, None))
-        if index is None or owner is not request:
-            index = NgramIndex(request.tokens, self._sizes)
-            self._indexes[slot] = (request, index)
-        return index
+        self._buffers.draft_tokens.copy_in(this.batch, this.window)
 
 
 class NgramIndex:

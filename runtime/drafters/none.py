@@ -1,8 +1,7 @@
 """No drafting: every round decides one token."""
 
-from collections.abc import Mapping
-
-from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.round.round import Round
 
 
 class NoDrafter:
@@ -10,12 +9,19 @@ class NoDrafter:
 
     ahead = True
     window = 0
+    caches = ()
+
+    def join(self, running: Running) -> None:
+        """See SlotListener.join."""
+
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave."""
 
     def prefill(self, slot: int, start: int, count: int) -> None:
         """See Drafter.prefill."""
 
-    def skip(self, rows: Mapping[int, Request]) -> None:
+    def skip(self, this: Round) -> None:
         """See Drafter.skip."""
 
-    def propose(self, rows: Mapping[int, Request], batch: int, window: int, *, filters: bool) -> None:
+    def propose(self, this: Round) -> None:
         """See Drafter.propose. Never asked: the window is 0."""

@@ -6,16 +6,20 @@ from concurrent.futures import Future
 from transformers import PreTrainedTokenizerBase
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
+from tandemrt.engines.fit import require_fit
 from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.phases import Grammar
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
+from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, token_ids
-from tandemrt.runtime.requests.request import Listener, Request, Rules
+from tandemrt.runtime.requests.request import Listener, Request
 from tandemrt.runtime.requests.text import Transcript
+from tandemrt.runtime.requests.waiting import Enforcement, Waiting
 
 
 class Admission:
@@ -38,7 +42,7 @@ class Admission:
         self._require_rules()
         self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
 
-    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener) -> Request:
+    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener) -> Waiting:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
         if not isinstance(params, SamplingParams):
             raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
@@ -51,40 +55,34 @@ class Admission:
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
                 f"{quoted(params.max_tokens)}; ask for at most {room} or build the bundle with a larger limits.length"
             )
-        if params.window is not None and params.window > self._window:
-            raise BadRequest(
-                f"window: this runtime drafts at most {self._window} tokens per round, received {quoted(params.window)}"
-            )
-        beyond = [token for token in params.logit_bias or () if token >= self._bundle.valid_tokens]
-        if beyond:
-            raise BadRequest(
-                f"logit_bias: token ids must be in 0..{self._bundle.valid_tokens - 1}, received {quoted(beyond[0])}"
-            )
+        require_fit(params, self._bundle.manifest, self._window)
         max_tokens = room if params.max_tokens is None else params.max_tokens
-        needed = len(ids) + max_tokens + self._window + 1
+        needed = capacity(len(ids) + max_tokens, self._window)
         if self._cache_tokens is not None and needed > self._cache_tokens:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}), output ({max_tokens}) and a window ({self._window + 1}) need room "
                 f"for {needed} tokens and the whole cache has {self._cache_tokens}; ask for fewer or raise cache_tokens"
             )
-        return Request(
+        request = Request(
             ids,
             params,
             seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
             max_tokens=max_tokens,
             window=self._window if params.window is None else params.window,
-            rules=self._rules(ids, params, max_tokens),
-            transcript=Transcript(
-                self._tokenizer.backend_tokenizer, params.stop, include_stop=params.include_stop_str_in_output
-            ),
             listener=listener,
+        )
+        return Waiting(
+            request,
+            self._enforcement(ids, params, max_tokens),
+            Transcript(self._tokenizer.backend_tokenizer, params.stop, include_stop=params.include_stop_str_in_output),
+            Penalties.of(ids, params),
         )
 
     def close(self) -> None:
         """Let the compiler's threads end."""
         self._grammars.close()
 
-    def _rules(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Rules]":
+    def _enforcement(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Enforcement]":
         thinking = self._thinking(params)
         stop_ids = (*(() if params.ignore_eos else self._bundle.stop_ids), *params.stop_token_ids)
 
@@ -102,17 +100,17 @@ class Admission:
                 valid_tokens=self._bundle.valid_tokens,
             )
 
-        ready: Future[Rules] = Future()
+        ready: Future[Enforcement] = Future()
         plain = constraint(None)  # refuses at once what does not depend on a grammar
         if params.structured_outputs is None:
-            ready.set_result(Rules(plain))
+            ready.set_result(Enforcement(plain))
             return ready
 
         def start(compiled: "Future[Compiled]") -> None:
             try:
                 # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
                 grammar = compiled.result()
-                ready.set_result(Rules(constraint(grammar.matcher(stop_ids or None)), grammar.check))
+                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), grammar.check))
             except Exception as error:
                 ready.set_exception(error)
 
@@ -132,11 +130,6 @@ class Admission:
     def _thinking(self, params: SamplingParams) -> ThinkingRule | None:
         markers = self._bundle.markers
         if markers is None:
-            if params.thinking_token_budget is not None:
-                raise BadRequest(
-                    f"thinking_token_budget: this bundle names no reasoning markers, received "
-                    f"{params.thinking_token_budget}; build it with [reasoning] in the recipe"
-                )
             return None
         return ThinkingRule(
             markers.start.ids,

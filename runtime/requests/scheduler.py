@@ -1,28 +1,40 @@
-"""Which requests run now: a bounded queue in front of a fixed number of slots, first come, first served."""
+"""Who runs next: a bounded queue in front of the slots, first come, first served."""
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from typing import NamedTuple
 
 from tandemrt.engines.errors import Closed, QueueFull
 from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.requests.waiting import Dropped, Waiting
+
+
+class Admitted(NamedTuple):
+    """Requests that joined a slot, and the one behind them that could not, if there is one."""
+
+    joined: list[Running]
+    failed: tuple[Request, Exception] | None
 
 
 class Scheduler:
-    """Slots and queue. ``submit`` is called from any thread, everything else from the loop's."""
+    """The queue. It hears who joins a slot and who leaves, as all do that keep something per slot (SlotListener).
+
+    ``submit``, ``wake`` and ``close`` are called from any thread, everything else from the loop's.
+    """
 
     def __init__(self, slots: int, queue_limit: int) -> None:
         self.queue_limit = queue_limit
-        self._slots: dict[int, Request] = {}  # in order of admission
-        self._count = slots
-        self._waiting: deque[Request] = deque()
+        self._slots = slots
+        self._taken: dict[int, Request] = {}  # the requests in slots
+        self._waiting: list[Waiting] = []
         self._changed = threading.Condition()
         self._closed = False
         self._no_room = False  # the last time that requests were to join, one of them found no room
 
-    def submit(self, request: Request, *, block: bool) -> None:
-        """Queue ``request``. With the queue full: wait for room if ``block``, else raise QueueFull.
+    def submit(self, waiting: Waiting, *, block: bool) -> None:
+        """Queue a request. With the queue full: wait for room if ``block``, else raise QueueFull.
 
         Requests that free slots can take in the next round do not count as waiting; none can while one finds no room.
 
@@ -38,76 +50,78 @@ class Scheduler:
                         "send this one again later or raise queue_limit"
                     )
                 self._changed.wait()
-            self._waiting.append(request)
+            self._waiting.append(waiting)
             self._changed.notify_all()
-        request.pending_rules.add_done_callback(lambda _: self.wake())
+        waiting.enforcement.add_done_callback(lambda _: self.wake())
 
     def wake(self) -> None:
         """Let the loop look again: a grammar is compiled, a request cancelled."""
         with self._changed:
             self._changed.notify_all()
 
-    def admit(self, reserve: Callable[[int, Request], bool]) -> list[tuple[int, Request]]:
-        """Give free slots to waiting requests that are ready; one whose grammar is compiling keeps nobody waiting.
+    def admit(self, slots: Slots) -> Admitted:
+        """Let waiting requests that are ready join free slots; one whose grammar is compiling keeps nobody waiting.
 
-        ``reserve`` makes room for a request in a slot. If it says that there is none, the request and all behind it
-        wait: who needs much would else wait for ever behind those who need little. If it raises, the request has its
-        slot already, so that whoever ends the requests in slots ends this one too and it is not tried for ever.
+        If there is no room for one, it and all behind it wait: who needs much would else wait for ever behind those
+        who need little. One that cannot join at all leaves the queue, so that it is not tried for ever.
         """
-        admitted: list[tuple[int, Request]] = []
+        joined: list[Running] = []
+        failed, no_room = None, False
         with self._changed:
-            free = [slot for slot in range(self._count) if slot not in self._slots]
-            ready = [r for r in self._waiting if r.pending_rules.done() and not r.pending_rules.exception()]
-            self._no_room = False
-            self._changed.notify_all()
-            for slot, request in zip(free, ready, strict=False):
-                try:
-                    if not reserve(slot, request):
-                        self._no_room = True
-                        break
-                except Exception:
-                    self._seat(slot, request)
-                    raise
-                self._seat(slot, request)
-                admitted.append((slot, request))
-        return admitted
-
-    def drop_waiting(self, now: float) -> list[Request]:
-        """Finish waiting requests that were cancelled, are overdue, or whose constraint could not be made.
-
-        Their listeners are not told yet: the caller does it, outside of the lock.
-        """
-        dropped = []
+            ready = [waiting for waiting in self._waiting if waiting.ready][: slots.free]
+        for waiting in ready:
+            try:
+                running = slots.join(waiting)  # takes it out of the queue, see join
+            except Exception as error:
+                failed = waiting.request, error
+                break
+            if running is None:
+                no_room = True
+                break
+            joined.append(running)
         with self._changed:
-            for request in list(self._waiting):
-                reason = request.interrupted(now)
-                failure = request.pending_rules.exception() if request.pending_rules.done() else None
-                if reason is not None or failure is not None:
-                    self._waiting.remove(request)
-                    request.finish(reason or "error", failure if isinstance(failure, Exception) else None)
-                    dropped.append(request)
+            self._no_room = no_room
+            if failed is not None:
+                self._remove(failed[0])
             self._changed.notify_all()
-        return dropped
+        return Admitted(joined, failed)
+
+    def drop_waiting(self, now: float) -> list[Dropped]:
+        """Take those out of the queue that were cancelled, are overdue, or whose constraint could not be made."""
+        with self._changed:
+            found = [(waiting, waiting.dropped(now)) for waiting in self._waiting]
+            self._waiting = [waiting for waiting, dropped in found if dropped is None]
+            self._changed.notify_all()
+        return [dropped for _, dropped in found if dropped is not None]
 
     def close(self) -> None:
         """Take no more requests and cancel those in slots and in the queue."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            for request in (*self._waiting, *self._slots.values()):
+            for request in (*(waiting.request for waiting in self._waiting), *self._taken.values()):
                 request.cancel()
 
-    def free(self, slot: int) -> None:
+    def join(self, running: Running) -> None:
+        """See SlotListener.join."""
         with self._changed:
-            del self._slots[slot]
+            self._taken[running.slot] = running.request
+            self._remove(running.request)
 
-    def slots(self) -> list[tuple[int, Request]]:
-        """The requests in slots and their slot numbers, in order of admission."""
-        return list(self._slots.items())
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave."""
+        with self._changed:
+            self._taken.pop(slot, None)
 
     @property
     def waiting(self) -> int:
+        """Requests in the queue."""
         return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests in slots."""
+        return len(self._taken)
 
     def wait_for_work(self) -> bool:
         """Block until a slot is taken, or a waiting request can move or must leave. False once all work is done.
@@ -115,20 +129,18 @@ class Scheduler:
         All work is done when the scheduler is closed and nothing is left in slots and queue.
         """
         with self._changed:
-            while not self._slots:
+            while not self._taken:
                 now = time.monotonic()
                 if self._closed:
                     return bool(self._waiting)
-                if any(r.pending_rules.done() or r.interrupted(now) for r in self._waiting):
+                if any(each.enforcement.done() or each.request.interrupted(now) for each in self._waiting):
                     return True
-                deadlines = [r.deadline for r in self._waiting if r.deadline is not None]
+                deadlines = [each.request.deadline for each in self._waiting if each.request.deadline is not None]
                 self._changed.wait(min(min(deadlines) - now, threading.TIMEOUT_MAX) if deadlines else None)
             return True
 
     def _joining(self) -> int:
-        return 0 if self._no_room else self._count - len(self._slots)
+        return 0 if self._no_room else self._slots - len(self._taken)
 
-    def _seat(self, slot: int, request: Request) -> None:
-        self._waiting.remove(request)
-        request.start()
-        self._slots[slot] = request
+    def _remove(self, request: Request) -> None:
+        self._waiting = [waiting for waiting in self._waiting if waiting.request is not request]

@@ -1,1 +1,1 @@
-"""The round: propose, fill, verify, commit. ``loop`` is the file to read first."""
+"""The round: propose, score, fill, verify, commit. ``loop`` is the file to read first."""

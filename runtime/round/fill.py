@@ -1,32 +1,32 @@
 """What the host gives verification: masks, draft lengths and adjusted tokens of a round, on their way to the device."""
 
-from collections.abc import Mapping
-
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.round.books import Books
+from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import RoundBuffers
+from tandemrt.runtime.round.commit import Committer
 from tandemrt.runtime.round.masks import NOTHING, MaskRows
+from tandemrt.runtime.round.round import Round
 
 
 class Filler:
     """Fills the host twins of ``buffers`` and enqueues their copies. The drafts must have reached the host."""
 
-    def __init__(self, buffers: RoundBuffers, clock: Clock, books: Books, metrics: Metrics) -> None:
+    def __init__(self, buffers: RoundBuffers, clock: Clock, committer: Committer, metrics: Metrics) -> None:
         self._buffers = buffers
         self._clock = clock
-        self._books = books
+        self._committer = committer
         self._metrics = metrics
         assert buffers.bitmask.host is not None
         self._masks = MaskRows(buffers.bitmask.host.numpy().reshape(-1, buffers.words))
 
-    def fill(self, rows: Mapping[int, Request], batch: int, window: int) -> dict[int, int]:
-        """Fill for the requests in slots ``rows``; the other slots of [0, ``batch``) emit nothing.
+    def fill(self, this: Round) -> dict[int, int]:
+        """Fill for the requests of ``this`` round; the other slots of [0, batch) emit nothing.
 
         Returns how many drafted tokens are to be verified, per slot. A request that fails here ends and is left out.
         """
+        rows, batch, window = this.rows, this.batch, this.window
         entries = self._buffers.entries
         drafts = self._buffers.draft_tokens.host_view(batch, window).tolist()
         lengths = self._buffers.draft_len.host_view(batch)
@@ -37,29 +37,30 @@ class Filler:
             first = slot * (window + 1)
             if slot in rows:
                 try:
-                    lengths[slot] = usable[slot] = self._fill_one(slot, rows[slot], drafts[slot], first)
+                    lengths[slot] = usable[slot] = self._fill_one(rows[slot], drafts[slot], first)
                     continue
                 except Exception as error:
-                    self._books.end(slot, rows[slot], "error", failure=error)
+                    self._committer.end(rows[slot], "error", failure=error)
             for row in range(first, first + window + 1):
                 self._masks.share(row, NOTHING)
         entries.write()
         self._send(batch)
         return usable
 
-    def _fill_one(self, slot: int, request: Request, drafted: list[int], first: int) -> int:
+    def _fill_one(self, running: Running, drafted: list[int], first: int) -> int:
         """Write masks from row ``first`` on and adjusted tokens; how many drafted tokens are to be verified."""
-        draft = drafted[: min(request.window, request.remaining - 1)]
+        request = running.request
+        draft = drafted[: min(request.window, running.remaining - 1)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
-        count = request.constraint.fill(draft, self._masks, first)
+        count = running.constraint.fill(draft, self._masks, first)
         # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
         # would draw from the target where the rule draws from the residual.
         if request.rule is Rule.REJECTION:
             count = min(count + 1, len(draft))
-        if request.penalties is not None:
-            listed = request.penalties.listed(request.tokens, draft[:count])
-            self._buffers.entries.add(slot, request.penalties, listed)
+        if running.penalties is not None:
+            listed = running.penalties.listed(running.tokens, draft[:count])
+            self._buffers.entries.add(running.slot, running.penalties, listed)
         self._metrics.drafted += len(draft)
         self._metrics.evaluated += count
         self._metrics.cut_drafts += len(draft) - count

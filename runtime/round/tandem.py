@@ -10,13 +10,14 @@ from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
-from tandemrt.runtime.round.slots import SlotState
+from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.round.state import SlotState
 
 
 class Tandem:
     """What the device does for the target. Calls are bound once per shape and kept; rounds allocate nothing.
 
-    ``engines`` holds "target", "adjust", "verify" and, for drafters that keep their laws, "verify_probs".
+    ``engines`` holds "target", "adjust", "verify" and, for drafters that keep their probabilities, "verify_probs".
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Tandem:
         prompt, length = self.buffers.prompts[slot, start : start + count], self.state.view("length", slot + 1)[slot:]
         prefill_call(target, self.cache, slot, prompt, length, self._prompt_end, self.buffers.logits).run()
 
-    def score(self, batch: int, window: int) -> None:
-        """Run the target over the newest token and ``window`` drafted ones of slots [0, batch)."""
+    def score(self, this: Round) -> None:
+        """Run the target over the newest token and the drafted ones of every row."""
+        batch, window = this.batch, this.window
 
         def work() -> None:
             ids = self.buffers.token_ids.view(batch, window + 1)
@@ -53,8 +55,9 @@ class Tandem:
         logits = self.buffers.logits.view(batch, window + 1, logits_width(target.contract))
         self._graphs.run(("target", batch, window), work, outputs=[logits], capturable=target.capturable)
 
-    def adjust(self, batch: int, window: int) -> None:
+    def adjust(self, this: Round) -> None:
         """Bias and penalise the logits of the window, where a request asks for it. Needs its entries in place."""
+        batch, window = this.batch, this.window
         columns, engine = self.buffers.entries.columns, self.engines["adjust"]
         if not columns:
             return
@@ -67,11 +70,12 @@ class Tandem:
             capturable=engine.capturable,
         )
 
-    def verify(self, batch: int, window: int, draft_probs: Buffer | None, *, filters: bool) -> None:
+    def verify(self, this: Round, draft_probs: Buffer | None) -> None:
         """Decide the tokens of the window and advance the slots by them. Needs masks and draft lengths in place.
 
-        ``filters``: whether any live request has what Engine.bind calls filters.
+        ``draft_probs``: as Drafter.propose returned it.
         """
+        batch, window, filters = this.batch, this.window, this.filters
         self._graphs.run(
             ("verify", batch, window, draft_probs is None, filters),
             lambda: self._verify_call(batch, window, draft_probs, filters).run(),

@@ -1,12 +1,13 @@
-"""What the tests of the command line share."""
+"""What the tests of this folder share: the command line, and a clock that goes as a test wants it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tandemrt.cli import main
+from tests.waiting import Clock
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -24,3 +25,10 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         return int(caught.value.code or 0), captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    """The runtime's clock, in the hands of the test."""
+    with pytest.MonkeyPatch.context() as patched:
+        yield Clock(patched)

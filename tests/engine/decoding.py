@@ -4,18 +4,26 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import onnx_ir as ir
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from tandemrt.engines.contract import Contract, blocks_of
+from tandemrt.engines.decoder import Piece
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.layers import Lowering
+from tandemrt.export.model.lowerings import Lowering
+from tandemrt.export.passes.cut import cut
+from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.launch import Context
 from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.backends.executor import Executor
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.backends.pieces import open_piece, read_constants
 
+CPU = torch.device("cpu")
 VOCAB, CAPACITY = 61, 40
 DIMS = {
     "vocab_size": VOCAB,
@@ -38,9 +46,10 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 
+# Two have an epsilon that cannot be taken for the usual 1e-5 or 1e-6.
 CONFIGS = {
     "llama with llama3 scaling": lambda: LlamaConfig(**DIMS, rope_parameters=LLAMA3),
-    "llama tied": lambda: LlamaConfig(**DIMS, tie_word_embeddings=True),
+    "llama tied": lambda: LlamaConfig(**DIMS, tie_word_embeddings=True, rms_norm_eps=0.05),
     "llama biased with linear scaling": lambda: LlamaConfig(
         **DIMS, attention_bias=True, mlp_bias=True, rope_parameters=LINEAR
     ),
@@ -48,7 +57,7 @@ CONFIGS = {
     "qwen2 tied": lambda: Qwen2Config(**DIMS, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**DIMS, head_dim=16),
     "qwen3 tied with yarn": lambda: Qwen3Config(
-        **DIMS, head_dim=16, tie_word_embeddings=True, rope_parameters=YARN, attention_bias=True
+        **DIMS, head_dim=16, tie_word_embeddings=True, rope_parameters=YARN, attention_bias=True, rms_norm_eps=0.05
     ),
     "mistral": lambda: MistralConfig(**DIMS, sliding_window=None, head_dim=20),
     "mistral tied": lambda: MistralConfig(**DIMS, sliding_window=CAPACITY, head_dim=None, tie_word_embeddings=True),
@@ -99,6 +108,32 @@ def expected_logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tens
         return model(torch.tensor([list(tokens)])).logits[0].float()
 
 
+def open_steps(
+    model: ir.Model,
+    contract: Contract,
+    folder: Path,
+    *,
+    device: torch.device = CPU,
+    kernels: Path | None = None,
+    tokens: int = 128,
+) -> Executor:
+    """``model`` cut into pieces in ``folder``, and its steps on ``device``, for calls of at most ``tokens`` tokens."""
+    fuse_transposed_products(model)
+    pieces, decoder = cut(model)
+    for file, piece in pieces.items():
+        save_model(piece, folder / file)
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    opened = {
+        step.file: open_piece(folder / step.file, decoder.contract_of(step, contract), device, stream, threads=1)
+        for step in decoder.steps
+        if isinstance(step, Piece)
+    }
+    constants = read_constants(folder / decoder.constants.file) if decoder.constants else {}
+    on_device = {name: tensor.to(device) for name, tensor in constants.items()}
+    largest = [{"batch": 1, "query": tokens, "rows": tokens}]
+    return Executor(decoder, contract, opened, on_device, Context(device, kernels, threads=1), largest)
+
+
 class Decoder:
     """A decoder on onnxruntime with its caches; whatever nobody wrote into the caches is poison."""
 
@@ -110,19 +145,20 @@ class Decoder:
         dtype: str = "float32",
         capacity: int = CAPACITY,
         device: str = "cpu",
-        open_engine: Callable[[Path, Contract], Engine] | None = None,
+        open_engine: Callable[[ir.Model, Contract], Engine] | None = None,
     ) -> None:
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config)
         self.path = folder / f"{attention}-{dtype}.onnx"
-        save_model(build_decoder(spec, checkpoint, dtype=dtype, capacity=capacity, attention=attention), self.path)
+        model = build_decoder(spec, checkpoint, dtype=dtype, capacity=capacity, attention=attention)
+        save_model(model, self.path)
         self.paged = attention == "paged"
         self.contract = spec.contract(capacity=capacity, dtype=dtype, cache="paged" if self.paged else "linear")
         self.device = device
         if open_engine is None:
             self.engine: Engine = OnnxRuntimeEngine.open(self.path, self.contract, device=device, threads=1)
         else:
-            self.engine = open_engine(self.path, self.contract)
+            self.engine = open_engine(model, self.contract)
         self.dtype = getattr(torch, dtype)
         # A float16 key of 3e4 would overflow in the product with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}

@@ -11,8 +11,9 @@ import torch
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from tandemrt.engines import contract
+from tandemrt.engines.gpus import COMPUTE_CAPABILITIES
 from tandemrt.export.model.heads import build_adjust
-from tandemrt.plugins.kernels.compile import ARCHITECTURES, compile_kernel
+from tandemrt.plugins.kernels.compile import compile_kernel
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.reference import adjust_logits
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
@@ -162,8 +163,8 @@ def test_the_model_is_standard_onnx_that_carries_its_function(dtype):
 
 
 def test_the_kernels_take_what_their_launcher_passes_and_spill_nothing():
-    """Pointers to inputs, 32-bit sizes, the logits; for every architecture."""
-    compiled = {each.file: each for each in compile_kernel("adjust", ARCHITECTURES)}
+    """Pointers to inputs, 32-bit sizes, the logits; for every compute capability."""
+    compiled = {each.file: each for each in compile_kernel("adjust", COMPUTE_CAPABILITIES)}
     text = compiled["adjust.ptx"].code.decode()
     entries = dict(re.findall(r"\.visible \.entry (\w+)\((.*?)\)", text, re.DOTALL))
     assert set(entries) == {"adjust_bf16", "adjust_fp16", "adjust_fp32"}

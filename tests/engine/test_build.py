@@ -175,10 +175,12 @@ def test_an_ngram_draft_keeps_its_bounds(copy: Path) -> None:
 
 
 def test_a_cuda_bundle_with_linear_caches_is_whole_graphs_and_builds_without_a_gpu(copy: Path) -> None:
-    backend = 'name = "onnxruntime-cuda"\ncache = "linear"\narchitectures = ["9.0"]'
+    backend = 'name = "onnxruntime-cuda"\ncache = "linear"\ncompute_capabilities = ["9.0"]'
     manifest = build(recipe(copy, dtype="bfloat16", backend=backend), copy / "out").manifest
-    assert {(engine.backend, engine.target) for engine in manifest.engines.values()} == {("onnxruntime-cuda", "cuda")}
-    assert {engine.segments for engine in manifest.engines.values()} == {None}
+    assert {(engine.backend, engine.built_for) for engine in manifest.engines.values()} == {
+        ("onnxruntime-cuda", "cuda")
+    }
+    assert {engine.decoder for engine in manifest.engines.values()} == {None}
     assert manifest.engines["verify"].contract["logits"].dtype == "bfloat16"
     assert manifest.limits.cache_blocks is None
     assert manifest.kernels == kernels_of("adjust", "verify", sm=["90"]), "attention and swiglu stand between pieces"
@@ -190,19 +192,23 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("paged")
     tiny_checkpoint(folder / "target", head_dim=32)
     tiny_checkpoint(folder / "draft", head_dim=32, layers=1, seed=1)
-    backend = 'name = "onnxruntime-cuda"\narchitectures = ["9.0"]'
+    backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
     return build(recipe(folder, backend=backend, cache_tokens=300), folder / "out").folder
 
 
 def test_a_cuda_bundle_holds_its_decoders_in_pieces_and_its_kernels(paged: Path) -> None:
     bundle = Bundle.open(paged, verify=True)
     for name, layers in (("target", 2), ("draft", 1)):
-        cut_up = bundle.engine(name).segments
-        assert cut_up is not None
-        assert cut_up.files == tuple(f"{name}/segment.{i:02}.onnx" for i in range(2 * layers + 1))
-        assert cut_up.constants == f"{name}/constants.onnx"
-        assert (cut_up.heads, cut_up.kv_heads, cut_up.head_dim, cut_up.sliding_window) == (4, 2, 32, (0,) * layers)
-        assert (cut_up.scale, cut_up.epsilon) == (pytest.approx(32**-0.5), pytest.approx(1e-6))
+        engine = bundle.engine(name)
+        assert engine.decoder is not None
+        assert engine.file is None
+        pieces = [f"{name}/piece.{i:02}.onnx" for i in range(2 * layers + 1)]
+        assert engine.files == (f"{name}/constants.onnx", *pieces)
+        operators = engine.decoder.operators
+        assert [step.name for step in operators] == ["window_attention", "swiglu"] * layers
+        for attributes in [step.attributes for step in operators if step.name == "window_attention"]:
+            assert (attributes["heads"], attributes["kv_heads"], attributes["sliding_window"]) == (4, 2, 0)
+            assert (attributes["scale"], attributes["epsilon"]) == (pytest.approx(32**-0.5), pytest.approx(1e-6))
         assert "block_table" in {binding.name for binding in bundle.contract(name).inputs}
     assert bundle.limits.cache_blocks == 5  # of 64 tokens
     assert bundle.manifest.kernels == kernels_of(*kernel_names(), sm=["90"])
@@ -218,21 +224,27 @@ def kernels_of(*names: str, sm: list[str]) -> dict[str, str]:
     return cubins | {f"kernels/{name}.ptx": f"compute_{sm[0]}" for name in names}
 
 
-def test_the_whole_graph_of_a_cuda_bundle_computes_the_same_on_a_cpu(paged: Path) -> None:
+def test_the_steps_of_a_cuda_bundle_compute_the_same_on_a_cpu(paged: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from tandemrt.runtime.backends import open_engines
+
     bundle = Bundle.open(paged)
-    tokens = np.arange(5, 15, dtype=np.int64)[None]
+    engine = open_engines(bundle, torch.device("cpu"), 1)["target"]
+    tokens = torch.arange(5, 15)[None]
     sizes = {"batch": 1, "query": 10, "rows": 10, "blocks": 3}
-    feeds = {b.name: np.zeros(b.resolve(sizes), b.dtype) for b in bundle.contract("target").inputs}
-    feeds |= {"token_ids": tokens, "score_rows": np.arange(10)[None], "block_table": np.array([[2, 1]], np.int32)}
-    session = onnxruntime.InferenceSession(bundle.path("target"), providers=["CPUExecutionProvider"])
-    (logits,) = session.run(["logits"], feeds)
+    given = {
+        b.name: torch.zeros(b.resolve(sizes), dtype=getattr(torch, b.dtype)) for b in bundle.contract("target").inputs
+    }
+    given |= {"token_ids": tokens, "score_rows": torch.arange(10)[None]}
+    given |= {"block_table": torch.tensor([[2, 1]], dtype=torch.int32)}
+    logits = torch.full((1, 10, bundle.vocab), float("nan"))
+    engine.bind(given | {"logits": logits}).run()
     model = AutoModelForCausalLM.from_pretrained(paged.parent / "target", dtype=torch.float32).eval()
     with torch.no_grad():
-        expected = model(torch.from_numpy(tokens)).logits.numpy()
-    np.testing.assert_allclose(logits, expected, atol=1e-4)
+        expected = model(tokens).logits
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 def test_a_head_size_without_a_kernel_is_refused(copy: Path) -> None:
@@ -246,7 +258,7 @@ def test_kernels_without_a_compiler_are_refused_with_what_to_install(
 ) -> None:
     compile_program.cache_clear()
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    wanted = recipe(paged.parent, backend='name = "onnxruntime-cuda"\narchitectures = ["9.0"]')
+    wanted = recipe(paged.parent, backend='name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]')
     with pytest.raises(BackendUnavailable, match=r"NVRTC is not installed .*pip install 'tandemrt\[kernels\]'"):
         build(wanted, paged.parent / "other")
     assert not (paged.parent / "other").exists()
@@ -261,7 +273,7 @@ def test_a_tensorrt_rtx_bundle_holds_engines_beside_their_graphs(tmp_path: Path)
     bundle = Bundle.open(report.folder, verify=True)
     for name in ("target", "draft"):
         engine = bundle.engine(name)
-        assert (engine.file, engine.target) == (f"{name}/model.engine", "sm_75+sm_86+sm_120+sm_121")
+        assert (engine.file, engine.built_for) == (f"{name}/model.engine", "sm_75+sm_86+sm_120+sm_121")
         assert {f"{name}/model.onnx", f"{name}/model.safetensors"} <= set(bundle.manifest.files)
     for name in ("verify", "propose"):
         assert bundle.engine(name).backend == "onnxruntime-cuda", "for GPUs older than the kernels"

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.cli import main
@@ -23,11 +24,13 @@ from tandemrt.export.build import build
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.heads import build_verify
+from tandemrt.export.passes.cut import cut
+from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.runtime.backends import open_engines
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tandemrt.runtime.check.baseline import open_widened
+from tandemrt.runtime.check.baseline import open_widened, open_widened_steps
 from tandemrt.runtime.check.cases import awkward_case, verified
 from tandemrt.runtime.check.finding import Finding
 from tandemrt.runtime.check.operators import is_tie
@@ -135,6 +138,32 @@ def test_an_engine_of_other_weights_fails_its_logits_alone(tiny_bundle, tmp_path
     assert failed(findings) == {"logits of target"}
 
 
+def test_a_decoder_in_steps_passes_every_check_on_a_cpu(tmp_path):
+    target = tiny_checkpoint(tmp_path / "target", seed=1, head_dim=32)
+    backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
+    recipe = write_recipe(tmp_path / "paged.toml", target=target, backend=backend)
+    bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "bundle").folder)
+    with torch.inference_mode():
+        findings = verdicts(check_engines(bundle, open_engines(bundle, CPU, 1), 1))
+    assert findings["logits of target"] == findings["poisoned cache of target"] == "pass"
+    assert "fail" not in findings.values()
+
+
+def test_logits_that_are_a_thousandth_off_fail_in_float32(tiny_bundle, tmp_path):
+    checkpoint = tiny_checkpoint(tmp_path / "off", seed=1)
+    weights = checkpoint / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.norm.weight"] *= 1.001
+    save_file(tensors, weights, {"format": "pt"})
+    recipe = write_recipe(tmp_path / "off.toml", target=checkpoint, window=8)
+    off = build(Recipe.load(recipe), tmp_path / "bundle").folder
+    bundle = Bundle.open(tiny_bundle)
+    engines = open_engines(bundle, CPU, 1) | {"target": open_engines(Bundle.open(off), CPU, 1)["target"]}
+    with torch.inference_mode():
+        found = next(check_engines(bundle, engines, 1))
+    assert (found.check, found.verdict) == ("logits of target", "fail")
+
+
 def test_another_verification_graph_fails_its_own_rows(tiny_bundle, tmp_path):
     """A graph with the right bindings that ignores the mask."""
     bundle = Bundle.open(tiny_bundle)
@@ -189,20 +218,30 @@ def test_a_tie_is_what_the_rounding_of_a_float32_decides(gap, tie):
     assert not is_tie(case, np.array([4]), verified)
 
 
-@pytest.mark.parametrize("cache", ["linear", "paged"])
+@pytest.mark.parametrize("cache", ["linear", "paged", "paged in steps"])
 @pytest.mark.parametrize("dtype", list(Dtype)[1:])
 def test_half_precision_is_compared_with_the_same_weights_in_float32(tmp_path, dtype, cache):
-    """The widened graph, on a CPU that could not run bfloat16, equals a float32 export of the weights it stores."""
+    """The widened graphs, on a CPU that could not run bfloat16, equal a float32 export of the weights they store."""
     write_checkpoint(tmp_path, Family.QWEN3, Size.TINY, dtype=dtype)
     checkpoint = Checkpoint.open(tmp_path)
     spec = ModelSpec.from_hf(checkpoint.config)
     plan = Plan.of(Limits(batch=3, length=95, capacity=100, window=4, prefill_chunk=16), spec.vocab)
     logits = []
     for compute, kind in (("float32", "linear"), (dtype.value, cache)):
-        path, lowering = tmp_path / f"{compute}.onnx", "paged" if kind == "paged" else "length"
-        save_model(build_decoder(spec, checkpoint, dtype=compute, capacity=100, attention=lowering), path)
+        path, lowering = tmp_path / f"{compute}.onnx", "length" if kind == "linear" else "paged"
+        model = build_decoder(spec, checkpoint, dtype=compute, capacity=100, attention=lowering)
+        bindings = spec.contract(capacity=100, dtype=compute, cache=kind.split()[0])
         with torch.inference_mode():
-            engine = open_widened(path, spec.contract(capacity=100, dtype=compute, cache=kind), 1)
+            if kind == "paged in steps":
+                fuse_transposed_products(model)
+                pieces, decoder = cut(model)
+                for file, piece in pieces.items():
+                    save_model(piece, tmp_path / file)
+                call = {"batch": 3, "query": 100, "rows": 100}
+                engine = open_widened_steps(tmp_path, decoder, bindings, 1, call)
+            else:
+                save_model(model, path)
+                engine = open_widened(path, bindings, 1)
             logits.append(expected(engine, plan))
     assert logits[1].dtype == torch.float32
     torch.testing.assert_close(logits[1], logits[0], atol=2e-5, rtol=0)

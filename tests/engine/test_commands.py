@@ -4,11 +4,16 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tandemrt import SamplingParams
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import Binding
+from tandemrt.engines.errors import BadRequest
+from tandemrt.runtime.cli.bench import Comparison, Measure
+from tandemrt.runtime.metrics import Metrics
 from tests.makers import tiny_checkpoint, write_recipe
 
 
@@ -78,6 +83,31 @@ def test_inspect_finds_engines_whose_bindings_differ_from_the_contract(run, fold
     assert "engine target: input token_ids int64[batch, query] should be token_ids int32[batch, query]" in words(out)
 
 
+def test_inspect_shows_the_steps_of_a_decoder_and_looks_into_every_piece(run, folder: Path) -> None:
+    tiny_checkpoint(folder / "wide", layers=1, head_dim=32)
+    backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
+    write_recipe(folder / "paged.toml", target=folder / "wide", backend=backend)
+    assert run("export", "build", "paged.toml", "--out", "paged")[0] == 0
+    code, out, _ = run("export", "inspect", "paged")
+    assert code == 0
+    assert "4 in target/" in words(out), "the constants and three pieces"
+    assert "3 pieces, 1 window_attention (heads 4, kv_heads 2, sliding_window 0, " in words(out)
+    assert "1 swiglu" in words(out)
+
+    manifest = Bundle.open(folder / "paged").manifest
+    engine = manifest.engines["target"]
+    assert engine.decoder is not None
+    values = tuple(replace(v, dtype="float16") if v.name == "hidden.0" else v for v in engine.decoder.values)
+    decoder = engine.decoder.model_copy(update={"values": values})
+    engines = {**manifest.engines, "target": engine.model_copy(update={"decoder": decoder})}
+    (folder / "paged/bundle.json").write_text(manifest.model_copy(update={"engines": engines}).to_json())
+    code, out, _ = run("export", "inspect", "paged")
+    assert code == 1
+    wrong = "hidden.0 float32[batch, query, 32] should be hidden.0 float16[batch, query, 32]"
+    assert f"engine target: output {wrong}" in words(out)
+    assert f"engine target: input {wrong}" in words(out)
+
+
 def test_inspect_speaks_json(run) -> None:
     run("export", "build", "tiny.toml", "--out", "spoken")
     code, out, _ = run("export", "inspect", "spoken", "--json")
@@ -119,3 +149,73 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_work(run, comm
     code, _, err = run(*command, "a-bundle-that-nobody-opened", "--json", report)
     assert code == 2
     assert words(err) == f"BadRequest: --json: must be a file that can be written, received {report}; name another "
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """What the command line asks the runtime for: how it is opened, then prompt and parameters. It answers nothing."""
+    calls: list[tuple[Any, Any]] = []
+
+    class Silent:
+        def __init__(self, bundle: Path, **options: Any) -> None:
+            calls.append((bundle, options))
+
+        def __enter__(self) -> "Silent":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def generate(self, prompt: Any, params: Any) -> None:
+            calls.append((prompt, params))
+            raise BadRequest("that is all")
+
+    monkeypatch.setattr("tandemrt.runtime.llm.LLM", Silent)
+    return calls
+
+
+RUN: list[tuple[list[str], dict[str, Any]]] = [
+    ([], {}),
+    (["--max-tokens", "7"], {"max_tokens": 7}),
+    (["--budget", "3"], {"thinking_token_budget": 3}),
+    (["--seed", "5", "--temperature", "0.5"], {"seed": 5, "temperature": 0.5}),
+    (["--window", "2", "--rule", "rejection"], {"window": 2, "rule": "rejection"}),
+]
+
+
+@pytest.mark.parametrize(("options", "params"), RUN)
+def test_run_asks_for_what_its_options_say(run, asked, options, params) -> None:
+    assert run("run", "bundle", "hello", *options, "--device", "cpu", "--threads", "1")[0] == 2
+    opened, sent = asked
+    assert opened == (Path("bundle"), {"device": "cpu", "threads": 1})
+    assert sent == ([{"role": "user", "content": "hello"}], SamplingParams(**({"temperature": 0.0} | params)))
+
+
+def test_run_sends_a_text_as_it_is_if_it_is_raw(run, asked) -> None:
+    run("run", "bundle", "hello", "--raw")
+    assert asked[1][0] == "hello"
+
+
+def test_bench_asks_for_what_its_options_say(run, asked, folder: Path) -> None:
+    (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n{"messages": [{"role": "user", "content": "two"}]}\n')
+    options = ["--budget", "3", "--max-tokens", "7", "--temperature", "0.5", "--threads", "1"]
+    run("bench", "bundle", "--prompts", "prompts.jsonl", *options)
+    *opened, (prompts, params) = asked
+    assert [how["window"] for _, how in opened] == [0, None]
+    assert prompts == ["one", [{"role": "user", "content": "two"}]]
+    wanted = {"temperature": 0.5, "max_tokens": 7, "thinking_token_budget": 3}
+    assert params == [SamplingParams(seed=seed, **wanted) for seed in (0, 1)]
+
+
+def test_a_speedup_is_how_many_times_longer_plain_decoding_takes() -> None:
+    plain, speculated = (Measure(seconds, 60, Metrics(), []) for seconds in ([6.0, 4.0, 9.0], [3.0, 2.0, 3.0]))
+    assert Comparison(plain, speculated, 0).speedup == 2.0
+    assert (plain.tokens_per_second, speculated.tokens_per_second) == (10.0, 20.0)
+
+
+def test_figures_of_a_bench_are_per_round_and_per_window() -> None:
+    metrics = Metrics(rounds=4, steps=5, accepted=[5, 2, 0])
+    metrics.seconds["fill"] = 0.02
+    measure = Measure([1.0], 12, metrics, [])
+    assert measure.ms_per_round["fill"] == 5.0
+    assert measure.acceptance_length == 1 + 7 / 5
+    assert measure.acceptance_per_position == [1.0, 0.4, 0.0]

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import InternalError
 from tandemrt.export.model.builder import GraphBuilder, save_model
 from tandemrt.export.model.decoder import build_decoder
@@ -96,7 +97,7 @@ def test_the_cache_is_never_copied(folder, capfd):
 def test_exporting_the_dimensions_of_an_8b_model_stays_within_its_limits():
     """The benchmark command fails beyond 10 s, 1 GB of memory or a graph file of 2 MB."""
     command = [sys.executable, "-m", "tools.bench_export", "--capacity", "32768"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16.1 GB" in done.stdout
 

@@ -1,20 +1,20 @@
 """The paged lowering: blocks in any order, sliding windows, and the pieces that a GPU runs between its kernels."""
 
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import onnx
-import onnxruntime
+import onnx_ir as ir
 import pytest
 import torch
 from safetensors import safe_open
 
-from tandemrt.engines import segments
-from tandemrt.engines.manifest import Segments
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.decoder import Decoder as CutDecoder
+from tandemrt.engines.errors import InternalError
 from tandemrt.export.passes.cut import cut
-from tandemrt.plugins.reference import window_attention
-from tandemrt.plugins.reference.swiglu import swiglu
-from tests.engine.decoding import SLIDING, VOCAB, Decoder, expected_logits, make_checkpoint
+from tandemrt.runtime.backends.executor import Executor
+from tests.engine.decoding import SLIDING, VOCAB, Decoder, expected_logits, make_checkpoint, open_steps
 
 CAPACITY = 170  # three blocks, the last one not full
 LAYERS = 2
@@ -40,100 +40,64 @@ def test_rows_that_span_blocks_equal_transformers(tmp_path: Path, case: str) -> 
             done[i] += step
 
 
-class Pieces:
-    """The pieces of a cut decoder on onnxruntime, with the definitions of the operators between them."""
-
-    def __init__(self, folder: Path, cut_up: Segments) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        files = (cut_up.constants, *cut_up.files)
-        constants, *self.sessions = (
-            onnxruntime.InferenceSession(folder / file, options, providers=["CPUExecutionProvider"]) for file in files
-        )
-        self.values = dict(
-            zip((output.name for output in constants.get_outputs()), constants.run(None, {}), strict=True)
-        )
-        self.cut_up = cut_up
-
-    def __call__(self, caches: dict[str, np.ndarray], **inputs: np.ndarray) -> np.ndarray:
-        """The logits; ``caches`` are updated."""
-        values = self.values | inputs
-        for session in self.sessions:
-            names = [output.name for output in session.get_outputs()]
-            feeds = {given.name: values[given.name] for given in session.get_inputs()}
-            values |= dict(zip(names, session.run(None, feeds), strict=True))
-            for name in names:
-                kind, _, layer = name.partition(".")
-                if kind == "qkv":
-                    values[segments.mixed(int(layer))] = self._attend(int(layer), values, caches)
-                elif kind == "gate_up":
-                    values[segments.activated(int(layer))] = swiglu(values[name])
-        return values["logits"]
-
-    def _attend(self, layer: int, values: dict[str, np.ndarray], caches: dict[str, np.ndarray]) -> np.ndarray:
-        key, value = f"past_key.{layer}", f"past_value.{layer}"
-        mixed, caches[key], caches[value] = window_attention(
-            values[segments.qkv(layer)],
-            caches[key],
-            caches[value],
-            values["block_table"],
-            values["write_index"],
-            values[segments.COSINE],
-            values[segments.SINE],
-            values.get(segments.q_norm(layer)),
-            values.get(segments.k_norm(layer)),
-            heads=self.cut_up.heads,
-            kv_heads=self.cut_up.kv_heads,
-            scale=self.cut_up.scale,
-            epsilon=self.cut_up.epsilon,
-            sliding_window=self.cut_up.sliding_window[layer],
-        )
-        return mixed
-
-
 @pytest.mark.parametrize(
     "case",
     ["llama biased with linear scaling", "qwen2 tied", "qwen3 tied with yarn", "qwen3 sliding in its second layer"],
 )
-def test_the_pieces_with_the_operators_between_them_are_the_whole(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_steps_one_after_the_other_are_the_whole(tmp_path: Path, case: str, dtype: str) -> None:
+    """By the executor that serves a GPU, with the operators' faces on a CPU."""
     model = make_checkpoint(case, tmp_path)
-    decode = Decoder(tmp_path, "paged", batch=2, capacity=CAPACITY)
-    pieces = Pieces(tmp_path, cut(decode.path, tmp_path))
-    caches = {name: tensor.numpy().copy() for name, tensor in decode.caches.items()}
+    whole = Decoder(tmp_path, "paged", batch=2, dtype=dtype, capacity=CAPACITY)
+    steps = Decoder(tmp_path, "paged", 2, dtype, CAPACITY, open_engine=partial(open_steps, folder=tmp_path))
     rows = [sequence(85), sequence(85, 1)]
     expected = [expected_logits(model, row) for row in rows]
-    picks = np.array([[3, 0, 4], [1, 4, 2]])
+    picks = [[3, 0, 4], [1, 4, 2]]
+    half = 0.02 * max(float(logits.abs().max()) for logits in expected)
+    near, far = (2e-5, 1e-4) if dtype == "float32" else (half, half)
     for start, stop in ((0, 40), (40, 80), (80, 85)):
         tokens = [row[start:stop] for row in rows]
-        found = pieces(
-            caches,
-            token_ids=np.array(tokens),
-            write_index=np.array([start, start]),
-            score_rows=picks,
-            block_table=decode.table.numpy(),
-        )
-        whole = decode(tokens, [start, start], picks.tolist())
-        np.testing.assert_allclose(found, whole.numpy(), atol=2e-5)
+        found = steps(tokens, [start, start], picks)
+        torch.testing.assert_close(found, whole(tokens, [start, start], picks), atol=near, rtol=0)
         for i in range(2):
-            np.testing.assert_allclose(found[i], expected[i][start + picks[i]].numpy(), atol=1e-4)
-    for name, tensor in decode.caches.items():
-        np.testing.assert_allclose(caches[name], tensor.numpy(), atol=2e-5, err_msg=name)
+            torch.testing.assert_close(found[i], expected[i][[start + pick for pick in picks[i]]], atol=far, rtol=0)
+    for name, tensor in whole.caches.items():
+        torch.testing.assert_close(steps.caches[name], tensor, atol=near, rtol=0, msg=name)
+
+
+def test_a_call_larger_than_the_buffers_between_steps_is_refused(tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    steps = Decoder(tmp_path, "paged", 2, open_engine=partial(open_steps, folder=tmp_path, tokens=10))
+    assert steps([sequence(5)] * 2, [0, 0]).shape == (2, 5, VOCAB)
+    with pytest.raises(InternalError, match=r"bind: a call of .*'query': 6.* is larger than .*'query': 10"):
+        steps([sequence(6)] * 2, [0, 0])
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Segments]:
-    folder = tmp_path_factory.mktemp("qwen3")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, CutDecoder]:
+    folder, cut_up = tmp_path_factory.mktemp("qwen3"), []
     make_checkpoint("qwen3", folder)
-    whole = Decoder(folder, "paged", batch=1).path
-    return folder, whole, cut(whole, folder)
+
+    def open_engine(model: ir.Model, contract: Contract) -> Executor:
+        engine = open_steps(model, contract, folder)
+        cut_up.append(cut(model)[1])
+        return engine
+
+    whole = Decoder(folder, "paged", batch=1, open_engine=open_engine).path
+    return folder, whole, cut_up[0]
+
+
+def files_of(cut_up: CutDecoder) -> list[str]:
+    """The constants first, then the pieces in order."""
+    return [piece.file for piece in cut_up.pieces]
 
 
 def test_every_piece_passes_the_onnx_checker_and_declares_what_it_takes_and_gives(built) -> None:
     folder, whole, cut_up = built
-    for file in (whole.name, cut_up.constants, *cut_up.files):
+    for file in (whole.name, *files_of(cut_up)):
         onnx.checker.check_model(folder / file, full_check=True)
     declared = []
-    for file in cut_up.files:
+    for file in files_of(cut_up)[1:]:
         graph = onnx.load(folder / file, load_external_data=False).graph
         declared.append(tuple([value.name for value in values] for values in (graph.input, graph.output)))
         for value in (*graph.input, *graph.output):
@@ -152,7 +116,7 @@ def test_a_piece_computes_nothing_on_the_host_and_holds_nothing_but_products_and
     folder, _, cut_up = built
     allowed = {"Gather", "RMSNormalization", "FusedMatMul", "SkipSimplifiedLayerNormalization", "Concat"}
     allowed |= {"Unsqueeze", "Expand", "GatherElements"}  # the rows that get logits
-    for file in cut_up.files:
+    for file in files_of(cut_up)[1:]:
         nodes = onnx.load(folder / file, load_external_data=False).graph.node
         assert {node.op_type for node in nodes} <= allowed
         assert len(nodes) <= 9
@@ -161,7 +125,7 @@ def test_a_piece_computes_nothing_on_the_host_and_holds_nothing_but_products_and
 def test_every_weight_is_in_some_piece_and_none_is_copied(built) -> None:
     folder, _, cut_up = built
     places: dict[int, int] = {}
-    for file in (cut_up.constants, *cut_up.files):
+    for file in files_of(cut_up):
         for tensor in onnx.load(folder / file, load_external_data=False).graph.initializer:
             if tensor.data_location != onnx.TensorProto.EXTERNAL:
                 assert len(tensor.raw_data) <= 64

@@ -25,7 +25,7 @@ def llm(demo_bundle: Path) -> Iterator[LLM]:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -124,7 +124,7 @@ def test_run_compares_and_prints_json(demo_bundle: Path, tmp_path: Path) -> None
 
 def test_run_does_not_compare_what_need_not_be_equal(demo_bundle: Path) -> None:
     command = (str(BIN / "tandemrt"), "run", str(demo_bundle), "hello", "--compare", "--rule", "rejection")
-    refused = subprocess.run([*command, "--temperature", "1"], capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run([*command, "--temperature", "1"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "--compare: the rejection rule keeps the law" in refused.stderr
 
@@ -155,7 +155,7 @@ def test_the_doctor_names_every_backend() -> None:
 def test_a_bundle_for_rtx_is_refused_at_opening_with_what_to_do(tmp_path: Path) -> None:
     run(str(BIN / "tandemrt"), "export", "build", "demo-rtx", "--out", str(tmp_path / "rtx"))
     command = (str(BIN / "tandemrt"), "run", str(tmp_path / "rtx"), "hello")
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "BackendUnavailable: device: torch" in refused.stderr
     assert "engines built for tensorrt-rtx (sm_86+sm_89+sm_120)" in refused.stderr

@@ -1,4 +1,4 @@
-"""The CUDA kernels compile for every architecture without a GPU, and say what they need."""
+"""The CUDA kernels compile for every compute capability without a GPU, and say what they need."""
 
 import re
 from itertools import groupby
@@ -6,11 +6,12 @@ from itertools import groupby
 import pytest
 
 from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.gpus import COMPUTE_CAPABILITIES
 from tandemrt.plugins.kernels import compile as compiler
 from tandemrt.plugins.operators import HEAD_DIMS
 
 SUFFIXES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-LAST = compiler.ARCHITECTURES[-1]
+LAST = COMPUTE_CAPABILITIES[-1]
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
@@ -42,12 +43,12 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
     return {n: ", ".join(f"{len([*run])} {kind}" for kind, run in groupby(found)) for n, found in types.items()}
 
 
-@pytest.mark.parametrize("architecture", compiler.ARCHITECTURES)
+@pytest.mark.parametrize("capability", COMPUTE_CAPABILITIES)
 @pytest.mark.parametrize("dtype", SUFFIXES)
 @pytest.mark.parametrize("kernel", compiler.kernel_names())
-def test_a_kernel_compiles_with_the_parameters_that_launchers_pass_and_works_in_registers(kernel, dtype, architecture):
-    cubin, ptx = compiler.compile_kernel(kernel, [architecture], dtypes=[dtype])
-    assert cubin.file == f"{kernel}.sm_{architecture.replace('.', '')}.cubin"
+def test_a_kernel_compiles_with_the_parameters_that_launchers_pass_and_works_in_registers(kernel, dtype, capability):
+    cubin, ptx = compiler.compile_kernel(kernel, [capability], dtypes=[dtype])
+    assert cubin.file == f"{kernel}.sm_{capability.replace('.', '')}.cubin"
     assert cubin.code.startswith(b"\x7fELF")
     assert entries_of(ptx) == expected(kernel, dtype)
     spills = re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", cubin.log, re.DOTALL)
@@ -101,7 +102,7 @@ def test_a_source_that_does_not_compile_is_refused_with_the_compilers_words(tmp_
         compiler.compile_kernel("wrong", ["9.0"])
 
 
-@pytest.mark.parametrize("architectures", [[], ["7.5"], ["sm_90"]])
-def test_architectures_that_are_not_supported_are_refused(architectures):
-    with pytest.raises(ValueError, match=r"architectures: one or more of 8\.0, .* are needed, got"):
-        compiler.compile_kernel("verify", architectures)
+@pytest.mark.parametrize("capabilities", [[], ["7.5"], ["sm_90"]])
+def test_compute_capabilities_that_are_not_supported_are_refused(capabilities):
+    with pytest.raises(ValueError, match=r"compute_capabilities: one or more of 8\.0, .* are needed, got"):
+        compiler.compile_kernel("verify", capabilities)

@@ -32,7 +32,7 @@ def test_fewer_threads_than_one_are_refused(tiny_bundle: Path, threads: int) -> 
 def test_bfloat16_on_a_cpu_is_refused_with_what_can_be_done(tiny_bundle: Path, tmp_path: Path, monkeypatch) -> None:
     folder = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
     manifest = Manifest.read(folder)
-    said = {"backend": "onnxruntime-cuda", "target": "cuda", "dtype": "bfloat16"}
+    said = {"backend": "onnxruntime-cuda", "built_for": "cuda", "dtype": "bfloat16"}
     engines = {name: engine.model_copy(update=said) for name, engine in manifest.engines.items()}
     (folder / FILE_NAME).write_text(manifest.model_copy(update={"engines": engines}).to_json())
     with pytest.raises(BackendUnavailable, match=r"device: .*bfloat16.*received 'cpu'.*--dtype float16"):

@@ -2,21 +2,24 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tandemrt import LLM, SamplingParams, StreamOutput
+from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.runtime.caches.kv_cache import BlockTable
+from tandemrt.runtime.round.round import Round
 from tests.engine.test_invisible import REQUESTS, outputs, told
 from tests.makers import tiny_checkpoint, write_recipe
+from tests.waiting import PATIENCE_S, Clock
 
-PAGED = 'name = "onnxruntime-cuda"\ncache = "paged"\narchitectures = ["9.0"]'
+PAGED = 'name = "onnxruntime-cuda"\ncache = "paged"\ncompute_capabilities = ["9.0"]'
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +67,9 @@ def test_requests_wait_for_memory_in_order_and_change_no_token(
         most = [0]
         step = llm.loop.tandem.score
 
-        def score(batch: int, window: int) -> None:
+        def score(this: Round) -> None:
             most[0] = max(most[0], llm.running)
-            step(batch, window)
+            step(this)
 
         llm.loop.tandem.score = score  # type: ignore[method-assign]
         found = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
@@ -78,8 +81,8 @@ def test_requests_wait_for_memory_in_order_and_change_no_token(
 
 def test_what_others_left_in_the_cache_is_never_read(llm: LLM, plain: list[Any]) -> None:
     with torch.inference_mode():
-        for owner in (llm.loop.tandem, llm.loop.drafter):
-            for tensor in owner.cache.tensors.values():  # type: ignore[attr-defined]
+        for cache in (llm.loop.tandem.cache, *llm.loop.drafter.caches):
+            for tensor in cache.tensors.values():
                 tensor.fill_(float("nan"))
     found = llm.generate([p for p, _ in REQUESTS], [SamplingParams(**params) for _, params in REQUESTS])
     assert [told(output) for output in found] == plain
@@ -108,21 +111,68 @@ def test_a_cache_size_that_makes_no_sense_is_refused(
         LLM(bundles[bundle], device="cpu", threads=1, cache_tokens=cache_tokens)
 
 
-def test_memory_comes_back_from_requests_that_were_cancelled(llm: LLM) -> None:
-    ended = threading.Semaphore(0)
+@pytest.mark.parametrize("reason", ["cancelled", "timeout", "error"])
+def test_memory_comes_back_from_requests_that_were_interrupted_in_the_middle_of_their_text(
+    llm: LLM, clock: Clock, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Four of them run, two more wait: all end with the same reason, those in slots with text."""
+    ended, sent = threading.Semaphore(0), threading.Event()
+    outputs: list[RequestOutput] = []
+    heard: set[int] = set()
+    requests: list[Any] = []
 
-    def listen(item: StreamOutput) -> None:
+    def interrupt() -> None:
+        sent.wait(PATIENCE_S)
+        if reason == "timeout":
+            clock.ahead = 7200.0
+        if reason == "error":
+            monkeypatch.setattr(llm.loop.tandem, "score", fail)
+        for request in requests if reason == "cancelled" else ():
+            llm.cancel(request)
+
+    def fail(this: Round) -> None:
+        raise RuntimeError(f"no memory for {this.batch} rows of {this.window}")
+
+    def listen(i: int, item: StreamOutput) -> None:
         if item.output is not None:
+            outputs.append(item.output)
             ended.release()
+            return
+        heard.add(i)
+        if len(heard) == 4:
+            interrupt()
 
-    params = SamplingParams(temperature=1.0, seed=1, ignore_eos=True)
-    requests = [llm.submit(f"victim {i}", params, listen) for i in range(6)]
-    for request in requests:
-        llm.cancel(request)
-    assert all(ended.acquire(timeout=20) for _ in requests)
-    llm.generate("last", SamplingParams(max_tokens=2))
+    params = SamplingParams(temperature=1.0, seed=1, ignore_eos=True, timeout_s=3600)
+    requests += [llm.submit(f"victim {i}", params, partial(listen, i)) for i in range(6)]
+    sent.set()
+    assert all(ended.acquire(timeout=PATIENCE_S) for _ in requests)
+    monkeypatch.undo()
+    assert {output.finish_reason for output in outputs} == {reason}
+    assert sorted(bool(output.token_ids) for output in outputs) == [False] * 2 + [True] * 4
+    assert len(llm.generate("last", SamplingParams(max_tokens=2, ignore_eos=True)).token_ids) == 2
     assert table(llm).allocator.available == table(llm).allocator.blocks - 1
     assert not llm.loop.tandem.state.view("length", 4).any()
+
+
+def test_a_request_has_memory_for_its_whole_output_before_it_begins(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had none would be written to the block that all rows share, where nobody else may be looking."""
+    real, asked = llm.loop.room.reserve, []
+
+    def reserve(slot: int, tokens: int) -> bool:
+        asked.append(tokens)
+        return real(slot, tokens)
+
+    monkeypatch.setattr(llm.loop.room, "reserve", reserve)
+    output = llm.generate("a prompt", SamplingParams(max_tokens=70, ignore_eos=True))
+    most = len(output.prompt_token_ids) + 70 + 9  # the last round writes a window of 8 and one
+    assert asked == [most]
+    assert most > 64, "more than a block"
+
+
+def test_by_default_the_pool_holds_every_slot_at_its_full_length(llm: LLM) -> None:
+    limits = llm.bundle.limits
+    blocks = -(-limits.capacity // 64)
+    assert table(llm).allocator.available == limits.batch * blocks
 
 
 def test_a_request_whose_memory_cannot_be_written_ends_with_an_error_and_later_ones_run(
@@ -138,7 +188,9 @@ def test_a_request_whose_memory_cannot_be_written_ends_with_an_error_and_later_o
         return room
 
     monkeypatch.setattr(llm.loop.room, "reserve", reserve)
-    outputs = llm.generate(["first", "second", "third"], SamplingParams(max_tokens=4, ignore_eos=True, timeout_s=20))
+    outputs = llm.generate(
+        ["first", "second", "third"], SamplingParams(max_tokens=4, ignore_eos=True, timeout_s=PATIENCE_S)
+    )
     assert [output.finish_reason for output in outputs] == ["error", "error", "length"]
     assert outputs[0].error == "RuntimeError: the device is gone"
     assert "a round failed" in caplog.text

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from tandemrt import LLM, RequestOutput, SamplingParams
+from tandemrt.runtime.round.round import Round
 from tests.engine.test_invisible import REQUESTS as UNADJUSTED
 from tests.engine.test_invisible import SCHEMA, hold_backwards_and_alone, outputs, told
 
@@ -127,9 +128,9 @@ def test_rounds_without_penalties_adjust_nothing(tiny_bundle: Path, monkeypatch:
         tandem, columns = llm.loop.tandem, []
         adjust = tandem.adjust
 
-        def record(batch: int, window: int) -> None:
+        def record(this: Round) -> None:
             columns.append(tandem.buffers.entries.columns)
-            adjust(batch, window)
+            adjust(this)
 
         monkeypatch.setattr(tandem, "adjust", record)
         llm.generate("x", SamplingParams(seed=1, max_tokens=10))

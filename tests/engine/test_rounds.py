@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,9 @@ import torch
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime.requests.penalties import Listed, Penalties
-from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.waiting import Waiting
+from tandemrt.runtime.round.round import Round
+from tests.waiting import PATIENCE_S, Clock, eventually
 
 
 @pytest.fixture
@@ -39,14 +40,13 @@ def test_the_host_waits_for_the_device_once_per_round(tiny_bundle: Path, window:
 
 
 def test_rounds_allocate_no_buffers(llm: LLM) -> None:
-    tandem, drafter = llm._loop.tandem, llm._loop.drafter
+    tandem, drafter = llm.loop.tandem, llm.loop.drafter
 
     def addresses() -> dict[str, int]:
         owners = [tandem.buffers, tandem.state, drafter]
         buffers = {f"{type(o).__name__}.{name}": value for o in owners for name, value in vars(o).items()}
-        for owner in (tandem, drafter):
-            cache = owner.cache.tensors  # type: ignore[attr-defined]
-            buffers |= {f"{type(owner).__name__}.{name}": tensor for name, tensor in cache.items()}
+        for i, cache in enumerate((tandem.cache, *drafter.caches)):
+            buffers |= {f"cache {i}.{name}": tensor for name, tensor in cache.tensors.items()}
         found = {name: getattr(value, "device", value) for name, value in buffers.items()}
         return {name: tensor.data_ptr() for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
@@ -63,7 +63,7 @@ def test_more_requests_than_slots_are_all_served_and_counted(llm: LLM) -> None:
     outputs = llm.generate([f"request {i}" for i in range(11)], endless(max_tokens=9))
     assert [len(output.token_ids) for output in outputs] == [9] * 11
     assert llm.metrics.finished == {"length": 11}
-    assert llm.metrics.kept == 99
+    assert llm.metrics.kept == llm.metrics.emitted == 99
     assert llm.metrics.evaluated <= llm.metrics.drafted
     assert llm.metrics.prefilled == sum(len(output.prompt_token_ids) - 1 for output in outputs)
 
@@ -96,12 +96,42 @@ def test_the_metrics_add_up_to_what_the_requests_say(llm: LLM) -> None:
     assert metrics.accepted == sorted(metrics.accepted, reverse=True)
     assert metrics.evaluated == sum(record.num_draft_tokens for record in records)
     assert metrics.evaluated + metrics.cut_drafts == metrics.drafted
-    assert metrics.kept == sum(len(output.token_ids) for output in outputs)
+    assert metrics.kept == metrics.emitted == sum(len(output.token_ids) for output in outputs)
     assert metrics.forced_ends == 6
     assert metrics.queue_seconds.count == metrics.time_to_first_token_seconds.count == 6
     assert metrics.inter_token_seconds.count == metrics.kept - 6
     assert metrics.accepted_per_step.count == metrics.steps
     assert metrics.accepted_per_step.sum == sum(metrics.accepted)
+
+
+def test_times_are_those_that_requests_waited(tiny_bundle: Path, clock: Clock) -> None:
+    """A clock that goes by one second per round. One request runs when four come: three at once, one in its place."""
+    clock.stopped = True
+    with LLM(tiny_bundle, threads=1, window=0, overlap=False) as llm:
+        score, inside, sent = llm.loop.tandem.score, threading.Event(), threading.Event()
+        ended = threading.Semaphore(0)
+
+        def one_second(this: Round) -> None:
+            inside.set()
+            sent.wait(PATIENCE_S)
+            score(this)
+            clock.ahead += 1.0
+
+        def listen(item: StreamOutput) -> None:
+            if item.output is not None:
+                ended.release()
+
+        llm.loop.tandem.score = one_second  # type: ignore[method-assign]
+        llm.submit([65], endless(max_tokens=5), listen)
+        assert inside.wait(PATIENCE_S)
+        for _ in range(4):
+            llm.submit([65], endless(max_tokens=5), listen)
+        sent.set()
+        assert all(ended.acquire(timeout=PATIENCE_S) for _ in range(5))
+        metrics = llm.metrics
+    assert metrics.queue_seconds.sum == 0 + 3 * 1 + 6
+    assert metrics.time_to_first_token_seconds.sum == 1 + 3 * 2 + 7
+    assert (metrics.inter_token_seconds.sum, metrics.inter_token_seconds.count) == (20, 20)
 
 
 def test_metrics_tell_what_came_after_a_copy(llm: LLM) -> None:
@@ -119,7 +149,7 @@ def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_t
     with LLM(tiny_bundle, threads=1) as llm:
         chunked = llm.generate(prompt, endless(max_tokens=15))
         assert len(chunked.prompt_token_ids) > 2 * llm.bundle.limits.prefill_chunk
-        llm._loop._chunk = 1000
+        llm.loop.prompts.chunk = 1000
         assert llm.generate(prompt, endless(max_tokens=15)).token_ids == chunked.token_ids
 
 
@@ -145,9 +175,9 @@ def test_a_request_cancelled_in_prefill_ends_and_its_slot_is_used_again(tiny_bun
 
         request = llm.submit(prompt, endless(), listen)
         llm.cancel(request)
-        assert ended.wait(10)
+        assert ended.wait(PATIENCE_S)
         assert seen[-1].finish_reason == "cancelled"
-        assert request.prefilled < len(prompt)
+        assert llm.metrics.prefilled < len(prompt)
         assert len(llm.generate(["a", "b", "c", "d"], endless(max_tokens=3))) == 4
 
 
@@ -171,16 +201,36 @@ def test_a_request_cancelled_between_rounds_keeps_its_text_and_leaves_the_others
         requests = {}
         requests["victim"] = llm.submit("victim", endless(), lambda item: listen("victim", item))
         requests["other"] = llm.submit("neighbour", endless(max_tokens=60), lambda item: listen("other", item))
-        both.wait(20)
+        both.wait(PATIENCE_S)
         assert done["victim"].finish_reason == "cancelled"
         assert 10 <= len(done["victim"].token_ids) < 80
         assert done["other"].token_ids == expected
 
 
-def test_a_deadline_ends_a_request_with_the_text_so_far(llm: LLM) -> None:
-    output = llm.generate("too slow", endless(timeout_s=1e-6))
+def test_a_deadline_ends_a_request_with_the_text_so_far(llm: LLM, clock: Clock) -> None:
+    expected = llm.generate("too slow", endless()).token_ids
+    seen: list[StreamOutput] = []
+    ended = threading.Event()
+
+    def listen(item: StreamOutput) -> None:
+        seen.append(item)
+        if sum(len(each.token_ids) for each in seen) >= 5:
+            clock.ahead = 3601.0
+        if item.output is not None:
+            ended.set()
+
+    llm.submit("too slow", endless(timeout_s=3600), listen)
+    assert ended.wait(PATIENCE_S)
+    output = seen[-1].output
+    assert output is not None
     assert output.finish_reason == "timeout"
-    assert len(output.token_ids) < 80
+    assert 5 <= len(output.token_ids) < len(expected)
+    assert output.token_ids == expected[: len(output.token_ids)]
+
+
+def test_a_deadline_holds_in_the_queue(llm: LLM) -> None:
+    output = llm.generate("too slow", endless(timeout_s=1e-6))
+    assert (output.finish_reason, output.token_ids) == ("timeout", [])
 
 
 def test_a_full_queue_refuses_a_stream_and_makes_a_list_wait(tiny_bundle: Path) -> None:
@@ -188,17 +238,20 @@ def test_a_full_queue_refuses_a_stream_and_makes_a_list_wait(tiny_bundle: Path) 
         gate, listeners = threading.Event(), []
 
         def block(item: StreamOutput) -> None:
-            gate.wait(20)
+            gate.wait(PATIENCE_S)
             listeners.append(item)
 
+        async def stream() -> list[StreamOutput]:
+            return [item async for item in llm.stream("too many", endless(max_tokens=4))]
+
         llm.submit("holds the loop", endless(), block)
-        deadline = time.monotonic() + 20
-        while llm._loop.scheduler.waiting and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert eventually(lambda: llm.waiting == 0)
         for _ in range(llm.bundle.limits.batch):  # one for each slot that is free, and one that waits
             llm.submit("waits", endless(max_tokens=4), listeners.append)
         with pytest.raises(QueueFull, match="queue_limit: at most 1 requests may wait"):
             llm.submit("too many", endless(max_tokens=4), listeners.append)
+        with pytest.raises(QueueFull, match="queue_limit: at most 1 requests may wait"):
+            asyncio.run(stream())
         gate.set()
         assert len(llm.generate(["a", "b", "c", "d", "e", "f"], endless(max_tokens=4))) == 6
 
@@ -249,14 +302,14 @@ def test_a_request_whose_penalties_break_fails_alone(
 def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tandem = llm._loop.tandem
+    tandem = llm.loop.tandem
     score, calls = tandem.score, []
 
-    def fail_once(batch: int, window: int) -> None:
-        calls.append(batch)
+    def fail_once(this: Round) -> None:
+        calls.append(this)
         if len(calls) == 2:
             raise RuntimeError("out of memory")
-        score(batch, window)
+        score(this)
 
     monkeypatch.setattr(tandem, "score", fail_once)
     outputs = llm.generate(["a", "b"], endless(max_tokens=20))
@@ -267,11 +320,11 @@ def test_an_engine_that_fails_ends_its_requests_with_an_error_and_later_ones_run
 
 
 def test_logits_that_are_not_numbers_end_the_request_with_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    tandem = llm._loop.tandem
+    tandem = llm.loop.tandem
     score = tandem.score
 
-    def poisoned(batch: int, window: int) -> None:
-        score(batch, window)
+    def poisoned(this: Round) -> None:
+        score(this)
         tandem.buffers.logits.device.fill_(float("nan"))
 
     monkeypatch.setattr(tandem, "score", poisoned)
@@ -301,10 +354,7 @@ def test_leaving_a_stream_cancels_its_request(llm: LLM) -> None:
         await stream.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(leave())
-    deadline = time.monotonic() + 10
-    while "cancelled" not in llm.metrics.finished and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert llm.metrics.finished == {"cancelled": 1}
+    assert eventually(lambda: llm.metrics.finished == {"cancelled": 1})
 
 
 def test_requests_come_from_many_threads_at_once(llm: LLM) -> None:
@@ -338,7 +388,7 @@ def test_a_listener_that_raises_harms_no_neighbour(llm: LLM, caplog: pytest.LogC
     llm.submit("left", endless(max_tokens=30), listen)
     llm.submit("broken", endless(), broken)
     llm.submit("right", endless(max_tokens=30), listen)
-    assert all(both.acquire(timeout=20) for _ in range(2))
+    assert all(both.acquire(timeout=PATIENCE_S) for _ in range(2))
     assert sorted(item.output.token_ids for item in neighbours if item.output) == sorted(o.token_ids for o in expected)
     assert "the listener of a request failed" in caplog.text
     assert llm.generate("later", endless(max_tokens=2)).finish_reason == "length"
@@ -348,8 +398,8 @@ def test_a_listener_that_raises_harms_no_neighbour(llm: LLM, caplog: pytest.LogC
 def test_a_listener_that_raises_while_an_engine_fails_leaves_the_loop_alive(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(batch: int, window: int) -> None:
-        raise RuntimeError(f"no memory for {batch} rows of {window}")
+    def fail(this: Round) -> None:
+        raise RuntimeError(f"no memory for {this.batch} rows of {this.window}")
 
     ended = threading.Event()
 
@@ -358,9 +408,9 @@ def test_a_listener_that_raises_while_an_engine_fails_leaves_the_loop_alive(
         raise RuntimeError("nobody listens")
 
     with monkeypatch.context() as patched:
-        patched.setattr(llm._loop.tandem, "score", fail)
+        patched.setattr(llm.loop.tandem, "score", fail)
         llm.submit("broken", endless(), broken)
-        assert ended.wait(10)
+        assert ended.wait(PATIENCE_S)
     assert "no memory" in caplog.text
     assert llm.generate("later", endless(max_tokens=2)).finish_reason == "length"
 
@@ -371,11 +421,11 @@ def test_the_books_are_in_order_when_a_listener_hears_of_the_end(llm: LLM) -> No
 
     def listen(item: StreamOutput) -> None:
         if item.output is not None:
-            seen.append((dict(llm.metrics.finished), llm.metrics.kept, len(llm._loop.scheduler.slots())))
+            seen.append((dict(llm.metrics.finished), llm.metrics.kept, len(llm.loop.slots)))
             done.set()
 
     llm.submit("one", endless(max_tokens=7), listen)
-    assert done.wait(10)
+    assert done.wait(PATIENCE_S)
     assert seen == [({"length": 1}, 7, 0)]
 
 
@@ -388,53 +438,50 @@ def test_a_listener_runs_outside_of_the_queues_lock(llm: LLM) -> None:
         if item.output is not None:
             other = threading.Thread(target=lambda: llm.submit("other", endless(max_tokens=2), lambda _: None))
             other.start()
-            other.join(5)
+            other.join(PATIENCE_S)
             done.append("blocked" if other.is_alive() else item.output.finish_reason)
             over.set()
 
     for _ in range(4):
         llm.submit("occupies a slot", endless(), lambda _: None)
     llm.submit("waits in the queue", endless(timeout_s=1e-6), listen)
-    assert over.wait(20)
+    assert over.wait(PATIENCE_S)
     assert done == ["timeout"]
 
 
 def test_whoever_closes_waits_for_the_first_request_as_well(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(tiny_bundle, threads=1)
-    submit, finished = llm._loop.scheduler.submit, []
+    submit, finished = llm.loop.scheduler.submit, []
 
-    def close_behind(request: Request, *, block: bool) -> None:
-        submit(request, block=block)
+    def close_behind(waiting: Waiting, *, block: bool) -> None:
+        submit(waiting, block=block)
         closer = threading.Thread(target=llm.close)
         closer.start()
-        closer.join(10)
-        finished.append(request.finished)
+        closer.join(PATIENCE_S)
+        finished.append(waiting.request.finished)
 
-    monkeypatch.setattr(llm._loop.scheduler, "submit", close_behind)
+    monkeypatch.setattr(llm.loop.scheduler, "submit", close_behind)
     llm.submit("first", endless(), lambda _: None)
     assert finished == [True]
 
 
 def test_a_request_ends_when_the_event_loop_of_its_stream_is_closed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    score, closed, rounds = llm._loop.tandem.score, threading.Event(), []
+    score, closed, rounds = llm.loop.tandem.score, threading.Event(), []
 
-    def hold(batch: int, window: int) -> None:
-        rounds.append(batch)
+    def hold(this: Round) -> None:
+        rounds.append(this)
         if len(rounds) > 2:
-            closed.wait(10)
-        score(batch, window)
+            closed.wait(PATIENCE_S)
+        score(this)
 
-    monkeypatch.setattr(llm._loop.tandem, "score", hold)
+    monkeypatch.setattr(llm.loop.tandem, "score", hold)
     events = asyncio.new_event_loop()
     stream = llm.stream("abandoned", endless())
     first = events.run_until_complete(anext(stream))
     events.close()
     closed.set()
     assert first.token_ids
-    deadline = time.monotonic() + 10
-    while not llm.metrics.finished and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert llm.metrics.finished == {"cancelled": 1}
+    assert eventually(lambda: llm.metrics.finished == {"cancelled": 1})
 
 
 def test_a_draft_may_have_another_dtype_than_its_target(tmp_path: Path) -> None:
@@ -455,12 +502,36 @@ def test_a_draft_may_have_another_dtype_than_its_target(tmp_path: Path) -> None:
 
 
 def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> None:
+    """The engine stands still from the first token on until the runtime takes no more requests."""
     llm = LLM(tiny_bundle, threads=1)
+    score, began, closed = llm.loop.tandem.score, threading.Event(), threading.Event()
     items: list[StreamOutput] = []
+
+    def hold(this: Round) -> None:
+        if items and not closed.is_set():
+            began.set()
+            closed.wait(PATIENCE_S)
+        score(this)
+
+    def refuses() -> bool:
+        try:
+            llm.submit("late", endless(), lambda _: None)
+        except InternalError:
+            return True
+        return False
+
+    llm.loop.tandem.score = hold  # type: ignore[method-assign]
     llm.submit("going on", endless(), items.append)
+    assert began.wait(PATIENCE_S)
+    closer = threading.Thread(target=llm.close)
+    closer.start()
+    assert eventually(refuses)
+    closed.set()
+    closer.join(PATIENCE_S)
     llm.close()
-    llm.close()
-    assert items[-1].finish_reason in ("cancelled", "length")
+    assert items[-1].finish_reason == "cancelled"
+    assert items[-1].output is not None
+    assert 1 <= len(items[-1].output.token_ids) < 40
     with pytest.raises(Closed, match="closed"):
         llm.generate("too late", endless())
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tandemrt.engines.contract import Binding
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.errors import BackendUnavailable, BadRecipe
 from tandemrt.engines.tensorrt.recipe import TensorRtRtx
 from tandemrt.export.compile.tensorrt.engine import build_engine
@@ -71,7 +71,7 @@ def test_the_engine_keeps_the_contract_and_updates_its_caches_in_place(built):
 def test_the_report_says_what_was_built(built):
     report, _, _ = built
     assert report.nbytes == report.path.stat().st_size > 0
-    assert report.target == "sm_80+sm_86+sm_89+sm_120"
+    assert report.built_for == "sm_80+sm_86+sm_89+sm_120"
     assert report.compiler.startswith("tensorrt-rtx 1.")
     assert report.seconds > 0
 

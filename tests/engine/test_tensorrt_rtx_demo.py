@@ -61,7 +61,7 @@ def require_native_layers_and_the_contract(report: EngineReport, spec: ModelSpec
 def test_the_demo_models_become_native_layers(demo: Path, tmp_path: Path) -> None:
     report, spec = compile_for_all(demo, tmp_path, "float16")
     require_native_layers_and_the_contract(report, spec, "float16")
-    assert report.target == "+".join(f"sm_{c.replace('.', '')}" for c in get_args(ComputeCapability))
+    assert report.built_for == "+".join(f"sm_{c.replace('.', '')}" for c in get_args(ComputeCapability))
 
 
 def test_a_layer_of_an_8b_model_becomes_native_layers_and_three_profiles_share_its_weights(

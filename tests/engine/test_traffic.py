@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def alone(tiny_bundle: Path) -> Iterator[Any]:
 @given(st.lists(visits(), min_size=1, max_size=9))
 def test_every_text_is_that_of_a_request_alone_as_far_as_it_went(llm: LLM, alone: Any, wave: list[Visit]) -> None:
     outputs = visit_all(llm, wave)
-    assert llm._loop.scheduler.slots() == []
-    assert llm._loop.scheduler.waiting == 0
+    assert list(llm.loop.slots) == []
+    assert llm.loop.scheduler.waiting == 0
     for visit, output in zip(wave, outputs, strict=True):
         expected = alone(visit)
         if output.finish_reason == "cancelled":
@@ -98,7 +99,7 @@ def visit_all(llm: LLM, wave: list[Visit]) -> list[RequestOutput]:
         if item.output is not None:
             ended.release()
         elif wave[i].leave_after is not None and sum(len(x.token_ids) for x in heard[i]) >= wave[i].leave_after:
-            sent.wait(10)
+            sent.wait(PATIENCE_S)
             llm.cancel(requests[i])
 
     for i, visit in enumerate(wave):
@@ -106,7 +107,7 @@ def visit_all(llm: LLM, wave: list[Visit]) -> list[RequestOutput]:
         if visit.leave_after == 0:
             llm.cancel(requests[i])
     sent.set()
-    assert all(ended.acquire(timeout=30) for _ in wave)
+    assert all(ended.acquire(timeout=PATIENCE_S) for _ in wave)
     outputs = []
     for items in heard:
         output = items[-1].output

@@ -9,6 +9,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.runtime.round.round import Round
 from tests.engine.test_invisible import outputs, told
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -36,9 +37,9 @@ def test_a_round_drafts_what_the_table_says_for_the_requests_that_run(tiny_bundl
         seen: set[tuple[int, int]] = set()
         score = llm.loop.tandem.score
 
-        def noted(batch: int, window: int) -> None:
-            seen.add((len([r for _, r in llm.loop.scheduler.slots() if r.prefilled == r.prefill_end]), window))
-            score(batch, window)
+        def noted(this: Round) -> None:
+            seen.add((len([running for running in llm.loop.slots if not running.prefilling]), this.window))
+            score(this)
 
         llm.loop.tandem.score = noted  # type: ignore[method-assign]
         params = [SamplingParams(seed=1, max_tokens=n, ignore_eos=True) for n in (60, 40, 20)]

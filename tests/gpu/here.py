@@ -2,10 +2,9 @@
 
 import torch
 
-from tandemrt.engines.gpus import architectures_for, name_of
-from tandemrt.plugins.kernels.compile import ARCHITECTURES
+from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, capabilities_for, name_of
 
 
-def architectures() -> tuple[str, ...]:
+def compute_capabilities() -> tuple[str, ...]:
     """What to compile kernels for, so that this GPU runs them."""
-    return architectures_for(name_of(torch.cuda.get_device_capability()), ARCHITECTURES)
+    return capabilities_for(name_of(torch.cuda.get_device_capability()), COMPUTE_CAPABILITIES)

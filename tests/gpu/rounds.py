@@ -1,7 +1,7 @@
-"""Rounds on a CUDA device, driven by hand: all requests are there before the first round, so every run has the same
-rounds of the same shapes, and texts may be compared bit for bit."""
+"""Rounds on a CUDA device: all requests are there before the first round, so every run has the same rounds of the same
+shapes, and texts may be compared bit for bit."""
 
-import time
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,9 @@ from typing import Any
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tests.gpu.here import architectures
+from tests.gpu.here import compute_capabilities
 from tests.makers import tiny_checkpoint, write_recipe
+from tests.waiting import eventually
 
 Requests = Sequence[tuple[Any, dict[str, Any]]]
 
@@ -54,26 +55,29 @@ def tiny(folder: Path, *, backend: str, dtype: str, window: int = 4, **limits: i
 
 def paged() -> str:
     """The recipe's [backend] for this machine's GPU."""
-    return f'name = "onnxruntime-cuda"\ncache = "paged"\narchitectures = {list(architectures())}'
+    return f'name = "onnxruntime-cuda"\ncache = "paged"\ncompute_capabilities = {list(compute_capabilities())}'
 
 
 def drive(llm: LLM, requests: Requests, *, timeout_s: float = 120) -> list[RequestOutput]:
-    """Run ``requests`` by stepping the loop in this thread; the LLM's own thread must not have been started."""
+    """Answer ``requests``, all of which are in the queue before the first of their rounds; the loop is idle then."""
     outputs: dict[int, RequestOutput] = {}
+    ended, everybody = threading.Semaphore(0), []
     for index, (prompt, params) in enumerate(requests):
 
         def listen(item: Any, index: int = index) -> None:
             if item.output is not None:
                 outputs[index] = item.output
+                ended.release()
 
-        request = llm._admission.admit(prompt, SamplingParams(**params), listen)
-        request.pending_rules.result(30)
-        llm._loop.scheduler.submit(request, block=True)
-    deadline = time.monotonic() + timeout_s
-    with llm._loop.clock.active():
-        while len(outputs) < len(requests):
-            assert time.monotonic() < deadline, f"{len(outputs)} of {len(requests)} after {timeout_s} s"
-            llm._loop.step()
+        everybody.append(llm._admission.admit(prompt, SamplingParams(**params), listen))
+        everybody[-1].enforcement.result(timeout_s)
+    queue = llm.loop.scheduler._changed
+    with queue:  # the loop cannot look before all of them are there
+        for waiting in everybody:
+            llm._worker.submit(waiting, block=True)
+    for count in range(len(requests)):
+        assert ended.acquire(timeout=timeout_s), f"{count} of {len(requests)} after {timeout_s} s"
+    assert eventually(lambda: bool(queue._waiters))  # type: ignore[attr-defined]
     failed = [output.error for output in outputs.values() if output.finish_reason == "error"]
     assert not failed, failed
     return [outputs[index] for index in range(len(requests))]

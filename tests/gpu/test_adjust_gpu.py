@@ -12,11 +12,11 @@ from tandemrt import LLM
 from tandemrt.engines import contract
 from tandemrt.export.model.heads import build_adjust
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.kernels.module import KernelModule
-from tandemrt.runtime.backends.kernels import AdjustEngine
+from tandemrt.plugins.launch import Context
+from tandemrt.runtime.backends.kernels import KernelEngine
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.check.adjust import adjust_case, adjusted, defined
-from tests.gpu.here import architectures
+from tests.gpu.here import compute_capabilities
 from tests.gpu.rounds import EVEN, MIXED, drive, paged, tiny, told
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -34,18 +34,18 @@ ADJUSTED = [(prompt, params | PENALTIES[i % 4]) for i, (prompt, params) in enume
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> KernelModule:
+def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     folder: Path = tmp_path_factory.mktemp("kernels")
-    compile_kernels(architectures(), folder, names=["adjust"])
-    return KernelModule.open(folder, "adjust")
+    compile_kernels(compute_capabilities(), folder, names=["adjust"])
+    return Context(CUDA, folder)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("vocab", "window", "columns"), SHAPES)
 def test_the_kernel_gives_the_numbers_of_the_definition(
-    module: KernelModule, vocab: int, window: int, columns: int, dtype: str
+    context: Context, vocab: int, window: int, columns: int, dtype: str
 ) -> None:
-    engine = AdjustEngine(module, contract.adjust(vocab=vocab, dtype=dtype), CUDA)
+    engine = KernelEngine("adjust_logits", contract.adjust(vocab=vocab, dtype=dtype), context)
     for seed in range(3):
         case = adjust_case(vocab=vocab, window=window, columns=columns, batch=5, seed=seed)
         np.testing.assert_array_equal(adjusted(engine, case), defined(case, dtype))
@@ -76,7 +76,7 @@ def test_rounds_with_penalties_are_graphs_that_write_what_eager_runs_write(bundl
             assert told(drive(llm, ADJUSTED)) == first, "a second run repeats the first"
             if cuda_graphs:
                 assert llm.metrics.eager_runs == {}
-                assert any(key[0] == "adjust" for key in llm._loop.tandem._graphs._graphs)  # type: ignore[index]
+                assert any(key[0] == "adjust" for key in llm.loop.tandem._graphs._graphs)  # type: ignore[index]
             found.append(first)
     assert found[0] == found[1]
     assert set(found[0][2][0]) == {70}

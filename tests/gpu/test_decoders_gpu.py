@@ -1,17 +1,14 @@
 """Cut decoders of every family on a CUDA device, against transformers in float32."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tandemrt.engines.contract import Contract
-from tandemrt.export.passes.cut import cut
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.runtime.backends.pieces import open_piece, read_constants
-from tandemrt.runtime.backends.segmented import SegmentedEngine
-from tests.engine.decoding import CONFIGS, SLIDING, VOCAB, Decoder, expected_logits, make_checkpoint
-from tests.gpu.here import architectures
+from tests.engine.decoding import CONFIGS, SLIDING, VOCAB, Decoder, expected_logits, make_checkpoint, open_steps
+from tests.gpu.here import compute_capabilities
 
 CAPACITY = 170  # three blocks, the last one not full
 CALLS = [(50, 37), (50, 50), (7, 7), (1, 1), (5, 5), (40, 40)]  # new tokens of two rows: chunks, windows, one token
@@ -22,7 +19,7 @@ SHARE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}  # of the largest l
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kernels")
-    compile_kernels(architectures(), folder, names=["attention", "swiglu"], head_dims=[32])
+    compile_kernels(compute_capabilities(), folder, names=["attention", "swiglu"], head_dims=[32])
     return folder
 
 
@@ -31,21 +28,13 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_logits_equal_transformers_in_chunks_windows_and_single_tokens(
     tmp_path: Path, kernels: Path, case: str, dtype: str
 ) -> None:
-    def open_segmented(path: Path, contract: Contract) -> SegmentedEngine:
-        pieces = cut(path, tmp_path)
-        device, stream = torch.device("cuda", 0), torch.cuda.current_stream().cuda_stream
-        opened = tuple(open_piece(tmp_path / file, device, stream) for file in pieces.files)
-        constants = {name: tensor.to(device) for name, tensor in read_constants(tmp_path / pieces.constants).items()}
-        return SegmentedEngine(opened, constants, kernels, pieces, contract, device, tokens=128)
-
+    open_engine = partial(open_steps, folder=tmp_path, device=torch.device("cuda", 0), kernels=kernels)
     model = make_checkpoint(case, tmp_path, sizes=SIZES)
     rows = [torch.randint(0, VOCAB, (160,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(2)]
     expected = [expected_logits(model, row) for row in rows]
     worst = 0.0
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        decode = Decoder(
-            tmp_path, "paged", batch=2, dtype=dtype, capacity=CAPACITY, device="cuda", open_engine=open_segmented
-        )
+        decode = Decoder(tmp_path, "paged", 2, dtype, CAPACITY, device="cuda", open_engine=open_engine)
         done = [0, 0]
         for steps in CALLS:
             size = max(steps)

@@ -14,6 +14,7 @@ from tandemrt.export.build import build
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.round.graphs import Graphs
 from tests.gpu.rounds import EVEN, MIXED, drive, first_difference, paged, tiny, told
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,8 +91,8 @@ def test_cache_entries_that_nobody_wrote_are_not_read(bundle: Path) -> None:
     for poison in (0.0, float("nan")):
         with LLM(bundle) as llm:
             with torch.inference_mode():
-                for owner in (llm._loop.tandem, llm._loop.drafter):
-                    for tensor in owner.cache.tensors.values():  # type: ignore[attr-defined]
+                for cache in (llm.loop.tandem.cache, *llm.loop.drafter.caches):
+                    for tensor in cache.tensors.values():
                         tensor.fill_(poison)
             torch.cuda.synchronize()
             found.append(told(drive(llm, MIXED)))
@@ -100,7 +101,7 @@ def test_cache_entries_that_nobody_wrote_are_not_read(bundle: Path) -> None:
 
 def test_memory_comes_back_and_rounds_allocate_nothing(bundle: Path) -> None:
     with LLM(bundle) as llm:
-        table = llm._loop.room
+        table = llm.loop.room
         before = table.allocator.available  # type: ignore[attr-defined]
         drive(llm, MIXED)
         torch.cuda.synchronize()
@@ -110,12 +111,12 @@ def test_memory_comes_back_and_rounds_allocate_nothing(bundle: Path) -> None:
         assert torch.cuda.memory_allocated() <= allocated
         assert table.allocator.available == before  # type: ignore[attr-defined]
         assert not table.device.any()  # type: ignore[attr-defined]
-        assert not llm._loop._state.view("length", 4).any()
+        assert not llm.loop.tandem.state.view("length", 4).any()
 
 
 def test_requests_wait_for_memory_and_are_all_served(bundle: Path) -> None:
     with LLM(bundle, cache_tokens=128) as few, LLM(bundle) as many:
-        assert few._loop.room.tokens == 128
+        assert few.loop.room.tokens == 128
         lengths = [len(output.token_ids) for output in drive(few, EVEN)]
         assert lengths == [len(output.token_ids) for output in drive(many, EVEN)]
 
@@ -158,9 +159,9 @@ def test_requests_come_go_and_are_cancelled_under_graphs(bundle: Path) -> None:
             outputs = llm.generate([f"a {i}", f"b {i}"], SamplingParams(seed=1, max_tokens=5 + i, ignore_eos=True))
             llm.cancel(request)
             assert [len(output.token_ids) for output in outputs] == [5 + i] * 2
-        assert all(cancelled.acquire(timeout=20) for _ in range(8))
+        assert all(cancelled.acquire(timeout=PATIENCE_S) for _ in range(8))
         assert llm.metrics.eager_runs == {}
-        assert llm._loop.room.allocator.available == llm._loop.room.allocator.blocks - 1  # type: ignore[attr-defined]
+        assert llm.loop.room.allocator.available == llm.loop.room.allocator.blocks - 1  # type: ignore[attr-defined]
 
 
 def test_demo_answers_are_compared_with_the_cpus(demo: Path, demo_bundle: Path) -> None:
@@ -188,7 +189,7 @@ def test_demo_answers_are_compared_with_the_cpus(demo: Path, demo_bundle: Path) 
 
 def cpu_logits(llm: LLM, tokens: list[int]) -> torch.Tensor:
     """Logits of the token that follows ``tokens``, in one call over all of them and an empty cache."""
-    engine = llm._loop.tandem.engines["target"]
+    engine = llm.loop.tandem.engines["target"]
     contract, count = engine.contract, len(tokens)
     sizes = {"batch": 1, "query": count, "rows": 1}
     tensors = {

@@ -10,7 +10,7 @@ from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.module import KernelModule
 from tandemrt.plugins.kernels.swiglu import SwigluLauncher
 from tandemrt.plugins.reference.swiglu import swiglu
-from tests.gpu.here import architectures
+from tests.gpu.here import compute_capabilities
 
 EPSILON = {torch.float32: 4e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
@@ -18,7 +18,7 @@ EPSILON = {torch.float32: 4e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> KernelModule:
     folder: Path = tmp_path_factory.mktemp("kernels")
-    compile_kernels(architectures(), folder, names=["swiglu"])
+    compile_kernels(compute_capabilities(), folder, names=["swiglu"])
     return KernelModule.open(folder, "swiglu")
 
 
@@ -38,7 +38,7 @@ def test_the_kernel_equals_the_reference_and_writes_nothing_else(
 
 
 def test_a_kernel_that_was_not_compiled_is_refused_by_name(tmp_path: Path) -> None:
-    compile_kernels(architectures(), tmp_path, names=["swiglu"], dtypes=["float16"])
+    compile_kernels(compute_capabilities(), tmp_path, names=["swiglu"], dtypes=["float16"])
     module = KernelModule.open(tmp_path, "swiglu")
     module.kernel("swiglu_fp16")
     with pytest.raises(BackendUnavailable, match=r"no kernel swiglu_bf16 among those that were compiled: .* build it"):

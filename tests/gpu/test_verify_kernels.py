@@ -14,7 +14,7 @@ from tandemrt.plugins.reference import law, sample_draft, token_bitmask
 from tandemrt.plugins.reference.arguments import Sampling
 from tandemrt.plugins.reference.filters import filter_logits, finite_logits
 from tests.engine.operator_cases import BATCH, case, reference_verify
-from tests.gpu.here import architectures
+from tests.gpu.here import compute_capabilities
 
 if not torch.cuda.is_available():
     pytest.skip("these tests need a CUDA GPU", allow_module_level=True)
@@ -30,7 +30,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "position", "rule"
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernels")
-    compile_kernels(architectures(), folder, names=["verify"])
+    compile_kernels(compute_capabilities(), folder, names=["verify"])
     kinds = [(kind, *names) for kind in ("VERIFY_DRAFT", "VERIFY_DRAFT_PROBS") for names in CPP_TYPES.items()]
     source = "".join(f"{kind}({suffix}, {name})\n" for kind, suffix, name in kinds)
     (folder / "verify_one.ptx").write_text(compile_ptx(f'#include "verify_one.cuh"\n{source}', "8.0"))

@@ -12,7 +12,7 @@ from tandemrt.plugins.kernels.attention_plan import Workspace
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.module import KernelModule
 from tests.engine.attention_cases import BFLOAT16, assert_close, attributes, case, expected, tolerance
-from tests.gpu.here import architectures
+from tests.gpu.here import compute_capabilities
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
 RAGGED = [0, 1, 63, 64, 65, 200, 511]
@@ -21,7 +21,7 @@ RAGGED = [0, 1, 63, 64, 65, 200, 511]
 @pytest.fixture(scope="module")
 def module(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernels")
-    compile_kernels(architectures(), folder, names=["attention"])
+    compile_kernels(compute_capabilities(), folder, names=["attention"])
     return KernelModule.open(folder, "attention")
 
 

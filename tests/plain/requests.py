@@ -9,8 +9,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tandemrt import SamplingParams, StreamOutput
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.requests.request import Request, Rules
+from tandemrt.runtime.requests.penalties import Penalties
+from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.text import Transcript
+from tandemrt.runtime.requests.waiting import Enforcement, Waiting
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -30,33 +33,35 @@ def ids(text: str) -> list[int]:
     return encoded
 
 
-def ready(constraint: Constraint) -> "Future[Rules]":
-    rules: Future[Rules] = Future()
-    rules.set_result(Rules(constraint))
-    return rules
+def ready(constraint: Constraint) -> "Future[Enforcement]":
+    enforcement: Future[Enforcement] = Future()
+    enforcement.set_result(Enforcement(constraint))
+    return enforcement
 
 
-def make_request(
+def make_waiting(
     listener: Callable[[StreamOutput], None] = lambda _: None,
     *,
     prompt: Sequence[int] = (0,),
-    rules: "Future[Rules] | None" = None,
+    enforcement: "Future[Enforcement] | None" = None,
     thinking: bool = False,
     budget: int | None = None,
     window: int = 4,
     stop: Sequence[str] = (),
     **params: Any,
-) -> Request:
+) -> Waiting:
     """A request over bytes; with ``thinking``, blocks are ``<think>`` to ``</think>``, a token per character."""
     start, end = tuple(ids("<think>")), tuple(ids("</think>"))
     rule = ThinkingRule(start, (end,), end, budget=budget) if thinking else None
-    return Request(
-        prompt,
-        SamplingParams(**params),
-        seed=0,
-        max_tokens=100,
-        window=window,
-        rules=ready(Constraint(256, (), thinking=rule, prompt=prompt)) if rules is None else rules,
-        transcript=Transcript(TOKENIZER, stop),
-        listener=listener,
+    sampling = SamplingParams(**params)
+    return Waiting(
+        Request(prompt, sampling, seed=0, max_tokens=100, window=window, listener=listener),
+        ready(Constraint(256, (), thinking=rule, prompt=prompt)) if enforcement is None else enforcement,
+        Transcript(TOKENIZER, stop),
+        Penalties.of(prompt, sampling),
     )
+
+
+def make_running(*args: Any, slot: int = 0, **kwargs: Any) -> Running:
+    """The same request in a slot."""
+    return Running(make_waiting(*args, **kwargs), slot)

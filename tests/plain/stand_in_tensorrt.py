@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.contract import Contract
 
 CAPACITY, VOCAB = 8, 3
 CONTRACT = Contract(

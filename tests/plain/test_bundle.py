@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandemrt.engines import contract
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.contract import Contract
 from tandemrt.engines.digest import combined_digest, file_digest
 from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.manifest import Draft, Engine, File, Limits, Manifest, Marker, Markers, Provenance
@@ -46,7 +47,7 @@ def manifest(folder: Path, names: Any) -> Manifest:
         name: contract.verify(vocab=96, dtype="float32", draft_probs=name != "verify") for name in ENGINES[2:]
     }
     return Manifest(
-        manifest_version=2,
+        manifest_version=3,
         name="sample",
         limits=Limits(batch=4, length=32, capacity=37, window=4, prefill_chunk=16),
         vocab=96,
@@ -59,7 +60,7 @@ def manifest(folder: Path, names: Any) -> Manifest:
             name: Engine(
                 file="target/model.onnx" if name == "target" else f"{name}.onnx",
                 backend="onnxruntime-cpu",
-                target="cpu",
+                built_for="cpu",
                 dtype="float32",
                 contract=contracts[name],
             )
@@ -112,16 +113,49 @@ def test_a_manifest_reads_back_as_it_was_written(bundle: Bundle) -> None:
 KERNELS = {"kernels/attention.ptx": "compute_80", "kernels/swiglu.ptx": "compute_80"}
 
 
-def paged_manifest(bundle: Bundle, pieces: int = 3, **changes: Any) -> dict[str, Any]:
-    """The manifest's data with a target of one layer in pieces, and kernels; all of them are among the files."""
+def paged_manifest(bundle: Bundle, steps: list[Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """The manifest's data with a target of one layer in steps, and kernels; all files are among the files."""
     data = bundle.manifest.model_dump(mode="json")
-    files = [f"target/segment.{i:02}.onnx" for i in range(pieces)]
+    decoder = steps_of_one_layer()
+    if steps is not None:
+        decoder["steps"] = steps
+    files = [decoder["constants"]["file"], *(f"target/piece.{i:02}.onnx" for i in range(3))]
     kernels = dict.fromkeys(("kernels/attention.sm_90.cubin", "kernels/swiglu.sm_90.cubin"), "sm_90")
-    extra = dict.fromkeys((*files, "target/constants.onnx", *kernels), data["files"]["verify.onnx"])
-    attention = {"heads": 4, "kv_heads": 2, "head_dim": 32, "scale": 0.2, "epsilon": 1e-6, "sliding_window": [0]}
-    data["engines"]["target"]["segments"] = {"files": files, "constants": "target/constants.onnx", **attention}
+    extra = dict.fromkeys((*files, *kernels), data["files"]["verify.onnx"])
+    made = contract.decoder(layers=1, kv_heads=2, head_dim=8, capacity=37, vocab=96, dtype="float32", cache="paged")
+    data["engines"]["target"] |= {"file": None, "decoder": decoder, "contract": made.to_json()}
     data |= {"files": data["files"] | extra, "kernels": kernels}
     return data | changes
+
+
+def piece(index: int, inputs: list[str], outputs: list[str]) -> dict[str, Any]:
+    return {"file": f"target/piece.{index:02}.onnx", "inputs": inputs, "outputs": outputs}
+
+
+def attention(**changes: Any) -> dict[str, Any]:
+    inputs = ["qkv.0", "past_key.0", "past_value.0", "block_table", "write_index", "cosine", "sine"]
+    said = {"heads": 4, "kv_heads": 2, "sliding_window": 0, "scale": 0.2, "epsilon": 1e-6}
+    made = ["mixed.0", "present_key.0", "present_value.0"]
+    return {"name": "window_attention", "inputs": inputs, "outputs": made, "attributes": said} | changes
+
+
+def swiglu(**changes: Any) -> dict[str, Any]:
+    return {"name": "swiglu", "inputs": ["gate_up.0"], "outputs": ["activated.0"], "attributes": {}} | changes
+
+
+FIRST, SECOND = piece(0, ["token_ids"], ["hidden.0", "qkv.0"]), piece(1, ["hidden.0", "mixed.0"], ["gate_up.0"])
+LAST = piece(2, ["activated.0", "score_rows"], ["logits"])
+
+
+def steps_of_one_layer() -> dict[str, Any]:
+    widths = {"hidden.0": 16, "qkv.0": 64, "mixed.0": 32, "gate_up.0": 40, "activated.0": 20}
+    values = [{"name": name, "dtype": "float32", "shape": ["batch", "query", width]} for name, width in widths.items()]
+    tables = [{"name": name, "dtype": "float32", "shape": [64, 4]} for name in ("cosine", "sine")]
+    return {
+        "constants": {"file": "target/constants.onnx", "inputs": [], "outputs": ["cosine", "sine"]},
+        "steps": [FIRST, attention(), SECOND, swiglu(), LAST],
+        "values": tables + values,
+    }
 
 
 def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle: Bundle) -> None:
@@ -133,10 +167,61 @@ def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pieces": 4}, "segments.files must be two for each layer of sliding_window and one; got 4 for 1"),
+        (
+            {"steps": [attention(), FIRST, SECOND, swiglu(), LAST]},
+            r"decoder\.steps\.0\.inputs must be there before they are read; got 'qkv\.0'",
+        ),
+        (
+            {"steps": [FIRST, attention(), SECOND, swiglu(), swiglu(), LAST]},
+            r"decoder\.steps\.4\.outputs must be made once; got 'activated\.0'",
+        ),
+        (
+            {"steps": [FIRST, attention(), SECOND, swiglu(outputs=["other"]), LAST]},
+            r"decoder\.steps\.3\.outputs must be among values or the contract's outputs; got 'other'",
+        ),
+        (
+            {"steps": [FIRST, attention(), SECOND, swiglu()]},
+            "decoder.steps must make every output of the contract; 'logits' is not made",
+        ),
+        (
+            {"steps": [FIRST, attention(), piece(1, ["mixed.0"], ["logits"])]},
+            "decoder.steps must make every value; 'gate_up.0' is not made",
+        ),
+        (
+            {"steps": [FIRST, attention(), attention(outputs=["gate_up.0", "activated.0", "logits"])]},
+            r"decoder\.steps\.2\.inputs must be there before they are read; got 'past_key\.0'",
+        ),
+        (
+            {"steps": [FIRST, attention(), SECOND, swiglu(name="swigle"), LAST]},
+            r"decoder\.steps\.3\.name must be an operator \(did you mean 'swiglu'\?\); got 'swigle'",
+        ),
+        (
+            {"steps": [FIRST, attention(), SECOND, swiglu(attributes={"limit": 7.0}), LAST]},
+            r"decoder\.steps\.3\.attributes must be swiglu's none; got {'limit': 7\.0}",
+        ),
+        (
+            {"steps": [FIRST, attention(inputs=["qkv.0", None]), SECOND, swiglu(), LAST]},
+            r"decoder\.steps\.1\.inputs must be window_attention's qkv, key_cache, .*; got \['qkv\.0', None\]",
+        ),
+        (
+            {"steps": [FIRST, attention(outputs=["mixed.0", "present_value.0", "present_key.0"]), SECOND]},
+            "must make every output",
+        ),
+        (
+            {
+                "steps": [
+                    FIRST,
+                    attention(outputs=["mixed.0", "present_value.0", "present_key.0"]),
+                    SECOND,
+                    swiglu(),
+                    LAST,
+                ]
+            },
+            "must change in place what the contract says and nothing else; got 'present_key.0' of 'past_key.0'",
+        ),
         ({"kernels": KERNELS}, "kernels must be among files; got 'kernels/attention.ptx'"),
-        ({"kernels": {}}, "kernels must hold attention and swiglu for engines with segments; got none"),
-        ({"kernels": {"kernels/verify.ptx": "compute_80"}}, "attention and swiglu .*; got verify"),
+        ({"kernels": {}}, "kernels must hold attention, swiglu for the operators of its decoders; got none"),
+        ({"kernels": {"kernels/verify.ptx": "compute_80"}}, "attention, swiglu .*; got verify"),
         ({"kernels": {"verify.onnx": "hopper"}}, "should match pattern"),
         (
             {
@@ -162,10 +247,8 @@ def test_pieces_kernels_and_blocks_that_contradict_the_rest_are_refused(
 
 def test_a_piece_that_is_not_among_the_files_is_refused(bundle: Bundle) -> None:
     data = paged_manifest(bundle)
-    del data["files"]["target/segment.01.onnx"]
-    with pytest.raises(
-        ValueError, match=r"engines\.target\.segments must be among files; got 'target/segment\.01\.onnx'"
-    ):
+    del data["files"]["target/piece.01.onnx"]
+    with pytest.raises(ValueError, match=r"engines\.target\.decoder must be among files; got 'target/piece\.01\.onnx'"):
         Manifest.model_validate_json(json.dumps(data))
 
 
@@ -255,14 +338,14 @@ def test_files_that_a_file_manager_leaves_behind_do_no_harm(bundle: Bundle) -> N
 
 
 def test_a_newer_manifest_is_refused_with_what_to_do(bundle: Bundle) -> None:
-    edit(bundle.folder, "manifest_version", value=3)
-    with pytest.raises(BadBundle, match=r"must be at most 2; got 3\. Update tandemrt, or build"):
+    edit(bundle.folder, "manifest_version", value=4)
+    with pytest.raises(BadBundle, match=r"must be at most 3; got 4\. Update tandemrt, or build"):
         Bundle.open(bundle.folder)
 
 
 def test_a_newer_manifest_is_refused_before_its_new_keys_are_looked_at(bundle: Bundle) -> None:
     edit(bundle.folder, "paged", value=True)
-    edit(bundle.folder, "manifest_version", value=3)
+    edit(bundle.folder, "manifest_version", value=4)
     with pytest.raises(BadBundle, match="Update tandemrt"):
         Bundle.open(bundle.folder)
 
@@ -270,14 +353,21 @@ def test_a_newer_manifest_is_refused_before_its_new_keys_are_looked_at(bundle: B
 def test_a_bundle_of_version_1_which_lacks_engines_is_to_be_built_again(bundle: Bundle) -> None:
     edit(bundle.folder, "manifest_version", value=1)
     edit(bundle.folder, "engines", "adjust", value=None)
-    with pytest.raises(BadBundle, match=r"manifest_version must be 2; got 1\. Build the bundle again"):
+    with pytest.raises(BadBundle, match=r"manifest_version must be 3; got 1\. Build the bundle again"):
         Bundle.open(bundle.folder)
 
 
-@pytest.mark.parametrize("version", [0, -1, True, "2", 2.0, None])
+def test_a_bundle_of_version_2_whose_decoders_are_laws_about_layers_is_to_be_built_again(bundle: Bundle) -> None:
+    edit(bundle.folder, "manifest_version", value=2)
+    edit(bundle.folder, "engines", "target", "segments", value={"files": ["target/segment.00.onnx"]})
+    with pytest.raises(BadBundle, match=r"manifest_version must be 3; got 2\. Build the bundle again"):
+        Bundle.open(bundle.folder)
+
+
+@pytest.mark.parametrize("version", [0, -1, True, "3", 3.0, None])
 def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> None:
     edit(bundle.folder, "manifest_version", value=version)
-    with pytest.raises(BadBundle, match="manifest_version must be 2; got "):
+    with pytest.raises(BadBundle, match="manifest_version must be 3; got "):
         Bundle.open(bundle.folder)
 
 
@@ -297,7 +387,7 @@ def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> 
             "model",
             "engines must be adjust, draft, propose, propose_probs, target, verify, verify_probs",
         ),
-        (("engines", "target", "file"), "target/other.onnx", "engines.target.file must be one of files"),
+        (("engines", "target", "file"), "target/other.onnx", "engines.target.file must be among files"),
         (("engines", "target", "file"), "/etc/model.onnx", "must be a plain relative path inside it"),
         (("engines", "target", "file"), "target/../../model.onnx", "must be a plain relative path inside it"),
         (("engines", "target", "contract", "inputs", 0, "dtype"), 1, "inputs.0.dtype: must be a valid string; got 1"),

@@ -332,6 +332,19 @@ def test_a_forced_tail_is_answer_text_where_no_grammar_governs_the_answer():
     assert pieces([commit]) == [("reasoning", (PHRASE,)), ("marker", (END,)), ("answer", (TAIL, A))]
 
 
+def test_a_forced_end_that_holds_two_end_markers_ends_the_reasoning_at_the_first():
+    state = constraint(thinking=rule(budget=0, forced_end=(PHRASE, END, TAIL, END)), prompt=[THINK])
+    commit = state.commit([PHRASE, END, TAIL, END, A, STOP])
+    assert pieces([commit]) == [("reasoning", (PHRASE,)), ("marker", (END,)), ("answer", (TAIL, END, A))]
+
+
+@pytest.mark.parametrize("max_tokens", [2, 3, 4])
+def test_max_tokens_falls_inside_a_forced_end_as_anywhere_else(max_tokens):
+    state = constraint(thinking=rule(budget=1, forced_end=(PHRASE, END, TAIL)), prompt=[THINK], max_tokens=max_tokens)
+    commit = state.commit([A, PHRASE, END, TAIL, B][:max_tokens])
+    assert (commit.finish, len(commit.kept)) == ("length", max_tokens)
+
+
 # Markers of several tokens.
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.gpus import architectures_for, covers, target_of
+from tandemrt.engines.gpus import built_for, capabilities_for, covers
 
 KNOWN = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 
@@ -17,12 +17,12 @@ def written(capability: tuple[int, int]) -> str:
 
 @given(st.lists(capabilities, min_size=1, unique=True), capabilities)
 def test_an_engine_covers_exactly_the_capabilities_it_names(named, capability) -> None:
-    assert covers(target_of(list(map(written, named))), capability) == (capability in named)
+    assert covers(built_for(list(map(written, named))), capability) == (capability in named)
 
 
 @given(capabilities, capabilities)
 def test_a_capability_and_all_later_ones(oldest, capability) -> None:
-    assert covers(target_of([written(oldest)], and_later=True), capability) == (capability >= oldest)
+    assert covers(built_for([written(oldest)], and_later=True), capability) == (capability >= oldest)
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_targets_as_manifests_write_them(target: str, capability: tuple[int, int
     ],
 )
 def test_kernels_for_the_gpus_of_a_target(target: str, expected: tuple[str, ...]) -> None:
-    assert architectures_for(target, KNOWN) == expected
+    assert capabilities_for(target, KNOWN) == expected
 
 
 @given(st.lists(capabilities, min_size=1, unique=True), st.booleans())
 def test_every_gpu_of_a_target_gets_the_latest_kernels_that_it_can_run(named, and_later) -> None:
-    chosen = architectures_for(target_of(list(map(written, named)), and_later=and_later), KNOWN)
+    chosen = capabilities_for(built_for(list(map(written, named)), and_later=and_later), KNOWN)
     for capability in named:
         runnable = [known for known in KNOWN if tuple(map(int, known.split("."))) <= capability]
         assert not runnable or runnable[-1] in chosen

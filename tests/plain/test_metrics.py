@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tandemrt.runtime.histogram import Histogram
 from tandemrt.runtime.metrics import Metrics
 
 
@@ -46,3 +47,19 @@ def test_a_copy_stands_still() -> None:
     metrics.queue_seconds.observe(1.0)
     assert (copy.accepted, copy.seconds["wait"], copy.queue_seconds.count) == ([1, 2], 0.0, 0)
     assert metrics.since(copy).accepted == [1, 0]
+
+
+def test_a_value_on_a_bound_counts_below_it_as_prometheus_has_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.5):
+        histogram.observe(value)
+    assert (histogram.counts, histogram.count, histogram.sum) == ([2, 2, 1], 5, 7.5)
+
+
+def test_a_bucket_says_what_was_observed_since_a_copy() -> None:
+    histogram = Histogram((1.0, 2.0))
+    histogram.observe(0.5)
+    copy = histogram.copy()
+    histogram.observe(1.5)
+    since = histogram.since(copy)
+    assert (since.counts, since.count, since.sum) == ([0, 1, 0], 1, 1.5)

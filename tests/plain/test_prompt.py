@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import pytest
+from tokenizers import processors
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tandemrt.engines.errors import BadRequest
@@ -67,3 +68,16 @@ def test_a_template_that_tries_to_leave_its_sandbox_is_refused(template: str) ->
     stranger.chat_template = template
     with pytest.raises(BadRequest, match="the chat template refused the messages"):
         token_ids([{"role": "user", "content": "x"}], stranger, valid_tokens=10**6, limit=10**6)
+
+
+def test_a_tokenizer_that_begins_texts_with_a_token_begins_each_prompt_with_one() -> None:
+    """A raw text gets it from the tokenizer, messages from the template, and neither gets two."""
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINTS / "target")
+    begin = tokenizer.eos_token
+    backend = tokenizer.backend_tokenizer
+    special = [(begin, tokenizer.convert_tokens_to_ids(begin))]
+    backend.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=special)
+    tokenizer.chat_template = begin + "{% for m in messages %}{{ m.content }}{% endfor %}"
+    plain = tokenizer.encode("hello", add_special_tokens=False)
+    for prompt in ("hello", [{"role": "user", "content": "hello"}]):
+        assert token_ids(prompt, tokenizer, valid_tokens=2048, limit=100) == [special[0][1], *plain]

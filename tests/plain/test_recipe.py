@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.gpus import COMPUTE_CAPABILITIES
 from tandemrt.engines.recipe import INCLUDED, ModelDraft, NgramDraft, Recipe, locate
-from tandemrt.plugins.kernels.compile import ARCHITECTURES
 
 MINIMAL = 'name = "r"\n[target]\ncheckpoint = "models/target"\n'
 
@@ -55,14 +55,14 @@ def test_capacity_leaves_slack_for_the_padded_tail_of_the_last_window(tmp_path: 
 CUDA = MINIMAL + '[backend]\nname = "onnxruntime-cuda"\n'
 
 
-def test_a_cuda_recipe_has_paged_caches_and_kernels_for_every_architecture_unless_it_says_otherwise(
+def test_a_cuda_recipe_has_paged_caches_and_kernels_for_every_compute_capability_unless_it_says_otherwise(
     tmp_path: Path,
 ) -> None:
     recipe = load(tmp_path, CUDA)
-    assert (recipe.cache, recipe.architectures) == ("paged", ARCHITECTURES)
-    other = load(tmp_path, CUDA + 'cache = "linear"\narchitectures = ["9.0"]')
-    assert (other.cache, other.architectures, other.cache_blocks) == ("linear", ("9.0",), None)
-    assert (load(tmp_path, MINIMAL).cache, load(tmp_path, MINIMAL).architectures) == ("linear", ())
+    assert (recipe.cache, recipe.kernel_capabilities) == ("paged", COMPUTE_CAPABILITIES)
+    other = load(tmp_path, CUDA + 'cache = "linear"\ncompute_capabilities = ["9.0"]')
+    assert (other.cache, other.kernel_capabilities, other.cache_blocks) == ("linear", ("9.0",), None)
+    assert (load(tmp_path, MINIMAL).cache, load(tmp_path, MINIMAL).kernel_capabilities) == ("linear", ())
 
 
 def test_a_paged_cache_has_room_for_every_slot_or_for_the_tokens_a_recipe_says(tmp_path: Path) -> None:
@@ -82,13 +82,27 @@ def test_a_recipe_cannot_be_changed(tmp_path: Path) -> None:
 
 
 def test_included_recipes_load_and_are_found_by_name() -> None:
-    drafts = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft, "demo-ngram": NgramDraft}
-    assert {file.stem for file in INCLUDED.glob("*.toml")} == set(drafts)
-    for name, kind in drafts.items():
+    demos = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft, "demo-ngram": NgramDraft}
+    pairs = {"qwen3-8b": ModelDraft, "llama-3.1-8b": ModelDraft}
+    assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs}
+    for name, kind in (demos | pairs).items():
         recipe = Recipe.load(locate(name))
         assert recipe.name == name
         assert isinstance(recipe.draft, kind)
-        assert recipe.target.checkpoint.parts[-4:] == ("tools", "demo", "checkpoints", "target")
+        if name in demos:
+            assert recipe.target.checkpoint.parts[-4:] == ("tools", "demo", "checkpoints", "target")
+            recipe.require_checkpoints()
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "llama-3.1-8b"])
+def test_a_checkpoint_that_is_not_there_is_refused_by_its_key_and_file(name: str) -> None:
+    recipe = Recipe.load(locate(name))
+    with pytest.raises(BadRecipe) as caught:
+        recipe.require_checkpoints()
+    said = str(caught.value)
+    assert f"recipe {locate(name)} names a checkpoint that is not there. Put the checkpoint there, or copy" in said
+    for section, model in (("target", recipe.target), ("draft", recipe.draft)):
+        assert f"{section}.checkpoint: must be an existing folder; got '{model.checkpoint}'" in said  # type: ignore[union-attr]
 
 
 def test_a_path_wins_over_the_name_of_an_included_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,12 +218,12 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
             "limits.cache_tokens must hold one request: length + window + 1 = 101; got 100. Raise it",
         ),
         (
-            '[backend]\nname = "onnxruntime-cuda"\narchitectures = ["9.0", "9.0"]',
+            '[backend]\nname = "onnxruntime-cuda"\ncompute_capabilities = ["9.0", "9.0"]',
             "must name each capability once; got 9.0, 9.0",
         ),
         (
-            '[backend]\nname = "onnxruntime-cuda"\narchitectures = ["7.5"]',
-            "architectures.0: must be '8.0', '8.6', '8.9', '9.0', '10.0' or '12.0'; got '7.5'",
+            '[backend]\nname = "onnxruntime-cuda"\ncompute_capabilities = ["7.5"]',
+            "compute_capabilities.0: must be '8.0', '8.6', '8.9', '9.0', '10.0' or '12.0'; got '7.5'",
         ),
         (
             '[backend]\nname = "onnxruntime-cuda"\ncache = "ring"',

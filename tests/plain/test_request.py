@@ -6,7 +6,7 @@ import pytest
 
 from tandemrt import StreamOutput
 from tandemrt.engines.errors import BadRequest
-from tests.plain.requests import TOKENIZER, ids, make_request
+from tests.plain.requests import TOKENIZER, ids, make_running
 
 
 @pytest.mark.parametrize(
@@ -22,13 +22,12 @@ def test_what_might_have_become_a_marker_is_text_when_a_request_is_interrupted(
     text: str, reasoning: str, answer: str, reason: str
 ) -> None:
     heard: list[StreamOutput] = []
-    request = make_request(heard.append, thinking=True)
-    request.start()
+    running = make_running(heard.append, thinking=True)
     for token in ids(text):
-        request.commit([token], 0)
-        request.tell()
-    request.finish(reason)
-    request.tell()
+        running.commit([token], 0)
+        running.tell()
+    running.finish(reason)
+    running.tell()
     output = heard[-1].output
     assert output is not None
     assert (output.reasoning, output.text, output.finish_reason) == (reasoning, answer, reason)
@@ -40,12 +39,11 @@ def test_what_might_have_become_a_marker_is_text_when_a_request_is_interrupted(
 def test_no_token_is_told_that_a_stop_string_then_cuts_off() -> None:
     """The marker's beginning is held back until "X" decides it, and the stop string ends inside of it."""
     heard: list[StreamOutput] = []
-    request = make_request(heard.append, thinking=True, stop=["a<t"])
-    request.start()
+    running = make_running(heard.append, thinking=True, stop=["a<t"])
     for token in ids("a<thinX"):
-        request.commit([token], 0)
-        request.tell()
-        if request.finished:
+        running.commit([token], 0)
+        running.tell()
+        if running.finished:
             break
     output = heard[-1].output
     assert output is not None
@@ -57,25 +55,23 @@ def test_a_listener_that_raises_cancels_its_request_and_nothing_else(caplog: pyt
     def broken(_: StreamOutput) -> None:
         raise RuntimeError("nobody listens")
 
-    request = make_request(broken)
-    request.start()
-    request.commit(ids("a"), 0)
-    request.tell()
-    assert request.interrupted(0.0) == "cancelled"
-    request.finish("cancelled")
-    request.tell()
+    running = make_running(broken)
+    running.commit(ids("a"), 0)
+    running.tell()
+    assert running.request.interrupted(0.0) == "cancelled"
+    running.finish("cancelled")
+    running.tell()
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
-    assert TOKENIZER.decode(request.output_ids) == "a"
+    assert TOKENIZER.decode(running.output_ids) == "a"
 
 
 def test_the_first_end_is_the_one_that_counts() -> None:
-    request = make_request(stop=["b"])
-    request.start()
-    request.commit(ids("abc"), 2)
-    request.finish("cancelled")
-    assert request.output is not None
-    assert (request.output.finish_reason, request.output.stop_reason) == ("stop", "b")
-    assert request.output.token_ids == ids("ab")
+    running = make_running(stop=["b"])
+    running.commit(ids("abc"), 2)
+    running.finish("cancelled")
+    assert running.request.output is not None
+    assert (running.request.output.finish_reason, running.request.output.stop_reason) == ("stop", "b")
+    assert running.request.output.token_ids == ids("ab")
 
 
 class Counted(NamedTuple):
@@ -88,23 +84,22 @@ class Counted(NamedTuple):
 
 def commit_all(text: str, *windows: int, budget: int | None = None, stop: str) -> Counted:
     """Commit ``text`` in windows of so many tokens, a drafted token for each but the last of a window."""
-    request = make_request(thinking=True, prompt=ids("p"), budget=budget, window=18, stop=[stop])
-    request.start()
+    running = make_running(thinking=True, prompt=ids("p"), budget=budget, window=18, stop=[stop])
     accepted, certain, at = [], 0, 0
     for size in windows:
         emitted, at = ids(text)[at : at + size], at + size
-        accepted += request.commit(emitted, max(1, size - 1))
-        assert request.certain >= certain, "what was certain was taken back"
-        certain = request.certain
-        if request.finished:
+        accepted += running.commit(emitted, max(1, size - 1))
+        assert running.certain >= certain, "what was certain was taken back"
+        certain = running.certain
+        if running.finished:
             break
-    output = request.output
+    output = running.request.output
     assert output is not None
     assert output.stop_reason == stop
-    assert (output.forced_ends, output.speculation.num_spec_steps) == (request.forced_ends, len(accepted))
+    assert (output.forced_ends, output.speculation.num_spec_steps) == (running.forced_ends, len(accepted))
     assert output.speculation.num_accepted_draft_tokens == sum(accepted)
     assert len(output.token_ids) == certain
-    return Counted(request.forced_ends, request.boundaries_inside, accepted)
+    return Counted(running.forced_ends, running.boundaries_inside, accepted)
 
 
 def test_a_forced_end_behind_a_stop_string_was_never_there() -> None:
@@ -129,12 +124,11 @@ def test_what_a_stop_string_cuts_off_was_never_accepted() -> None:
 
 
 def test_windows_are_recorded_however_a_request_ends() -> None:
-    request = make_request(thinking=True)
-    request.start()
-    assert request.commit(ids("ab"), 1) == [1]
-    assert request.commit(ids("<t"), 1) == [], "it may become a marker, so it may be cut off"
-    assert request.finish("cancelled") == [1]
-    assert request.speculation.num_spec_steps == 2
+    running = make_running(thinking=True)
+    assert running.commit(ids("ab"), 1) == [1]
+    assert running.commit(ids("<t"), 1) == [], "it may become a marker, so it may be cut off"
+    assert running.finish("cancelled") == [1]
+    assert running.speculation.num_spec_steps == 2
 
 
 @pytest.mark.parametrize(
@@ -142,8 +136,7 @@ def test_windows_are_recorded_however_a_request_ends() -> None:
     [(MemoryError(), "MemoryError: "), (KeyError("x"), "KeyError: 'x'"), (BadRequest("no"), "BadRequest: no")],
 )
 def test_the_error_of_an_output_names_its_kind(failure: Exception, error: str) -> None:
-    request = make_request()
-    request.start()
-    request.finish("error", failure)
-    assert request.output is not None
-    assert request.output.error == error
+    running = make_running()
+    running.finish("error", failure)
+    assert running.request.output is not None
+    assert running.request.output.error == error

@@ -8,83 +8,115 @@ from concurrent.futures import Future
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tandemrt.engines.calls import capacity
 from tandemrt.engines.errors import BadRequest, Closed, QueueFull
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.requests.request import Request, Rules
+from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.scheduler import Scheduler
-from tests.plain.requests import make_request
+from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.requests.waiting import Enforcement, Waiting
+from tests.plain.requests import make_waiting
 
 SLOTS, LIMIT = 2, 3
 
 
-def everyone(slot: int, request: Request) -> bool:  # noqa: ARG001
-    return True
+class Turnstile:
+    """Room for the next ``count`` requests that ask (None: for all); notes for how many tokens they ask."""
+
+    tokens = None
+
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count
+        self.asked: list[int] = []
+
+    def reserve(self, slot: int, tokens: int) -> bool:  # noqa: ARG002
+        self.asked.append(tokens)
+        return self.count is None or len(self.asked) <= self.count
+
+    def leave(self, slot: int) -> None:
+        pass
+
+
+def opened(count: int, queue_limit: int, room: Turnstile) -> tuple[Scheduler, Slots]:
+    scheduler = Scheduler(count, queue_limit)
+    return scheduler, Slots(count, room, [scheduler], window=0)
 
 
 class SchedulerModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler(SLOTS, LIMIT)
-        self.queue: list[Request] = []
-        self.running: list[Request] = []  # in order of admission
-        self.compiling: list[Future[Rules]] = []
+        self.room = Turnstile()
+        self.scheduler, self.slots = opened(SLOTS, LIMIT, self.room)
+        self.queue: list[Waiting] = []
+        self.running: list[Waiting] = []  # in order of admission
+        self.compiling: list[Future[Enforcement]] = []
         self.closed = False
-        self.cancelled: set[Request] = set()
+        self.cancelled: set[Waiting] = set()
         self.short = False  # of room: the last time that anybody was to join, somebody found none
+        self.sent = 0
+
+    @initialize(compiling=st.lists(st.booleans(), min_size=3, max_size=SLOTS + LIMIT))
+    def begin(self, compiling: list[bool]) -> None:
+        for each in compiling:
+            self.submit(each)
 
     @rule(compiling=st.booleans())
     def submit(self, compiling: bool) -> None:
-        rules: Future[Rules] = Future()
-        request = make_request(rules=rules if compiling else None)
+        enforcement: Future[Enforcement] = Future()
+        self.sent += 1  # each is longer than the one before it, so that its length tells who asks for room
+        waiting = make_waiting(prompt=[0] * self.sent, enforcement=enforcement if compiling else None)
         if self.closed:
             with pytest.raises(Closed, match="closed"):
-                self.scheduler.submit(request, block=True)
+                self.scheduler.submit(waiting, block=True)
         elif len(self.queue) - (0 if self.short else SLOTS - len(self.running)) >= LIMIT:  # free slots make room
             with pytest.raises(QueueFull):
-                self.scheduler.submit(request, block=False)
+                self.scheduler.submit(waiting, block=False)
         else:
-            self.scheduler.submit(request, block=True)
-            self.queue.append(request)
-            self.compiling += [rules] if compiling else []
+            self.scheduler.submit(waiting, block=True)
+            self.queue.append(waiting)
+            self.compiling += [enforcement] if compiling else []
 
     @precondition(lambda self: self.compiling)
     @rule(fails=st.booleans(), data=st.data())
     def compiled(self, fails: bool, data: st.DataObject) -> None:
-        rules = self.compiling.pop(data.draw(st.integers(0, len(self.compiling) - 1)))
+        enforcement = self.compiling.pop(data.draw(st.integers(0, len(self.compiling) - 1)))
         if fails:
-            rules.set_exception(BadRequest("no such grammar"))
+            enforcement.set_exception(BadRequest("no such grammar"))
         else:
-            rules.set_result(Rules(Constraint(256, ())))
+            enforcement.set_result(Enforcement(Constraint(256, ())))
 
     @precondition(lambda self: self.queue or self.running)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.queue + self.running))
-        request.cancel()
-        self.cancelled.add(request)
+        waiting = data.draw(st.sampled_from(self.queue + self.running))
+        waiting.request.cancel()
+        self.cancelled.add(waiting)
 
+    @precondition(lambda self: self.queue)
     @rule()
     def drop(self) -> None:
         gone = [r for r in self.queue if r in self.cancelled or self.failed(r)]
         self.queue = [r for r in self.queue if r not in gone]
-        assert self.scheduler.drop_waiting(time.monotonic()) == gone
-        assert [r.finish_reason for r in gone] == ["cancelled" if r in self.cancelled else "error" for r in gone]
+        dropped = self.scheduler.drop_waiting(time.monotonic())
+        assert [each.request for each in dropped] == [waiting.request for waiting in gone]
+        assert [each.reason for each in dropped] == ["cancelled" if r in self.cancelled else "error" for r in gone]
 
+    @precondition(lambda self: self.queue or self.short)
     @rule(room=st.integers(0, SLOTS))
     def admit(self, room: int) -> None:
-        can_run = [r for r in self.queue if r.pending_rules.done() and not self.failed(r)]
+        can_run = [r for r in self.queue if r.enforcement.done() and not self.failed(r)]
         joined = can_run[: min(room, SLOTS - len(self.running))]
-        asked: list[tuple[int, Request]] = []
-
-        def reserve(slot: int, request: Request) -> bool:
-            asked.append((slot, request))
-            return len(asked) <= room
-
-        assert self.scheduler.admit(reserve) == asked[:room]
-        assert [request for _, request in asked] == can_run[: len(asked)]  # nobody overtakes one who found no room
-        assert [request for _, request in asked[:room]] == joined
+        self.room.count, self.room.asked = room, []
+        found, failed = self.scheduler.admit(self.slots)
+        asked = self.room.asked
+        assert failed is None
+        assert [running.request for running in found] == [waiting.request for waiting in joined]
+        assert asked == [
+            capacity(r.request.length, 0) for r in can_run[: len(asked)]
+        ]  # nobody overtakes one who found no room
+        assert asked[:room] == [capacity(r.request.length, 0) for r in joined]
         self.queue = [r for r in self.queue if r not in joined]
         self.running += joined
         self.short = len(asked) > room
@@ -92,12 +124,15 @@ class SchedulerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.running))
-        self.running.remove(request)
-        self.scheduler.free(next(slot for slot, r in self.scheduler.slots() if r is request))
+        waiting = data.draw(st.sampled_from(self.running))
+        self.running.remove(waiting)
+        self.slots.leave(next(running.slot for running in self.slots if running.request is waiting.request))
 
-    @rule()
-    def close(self) -> None:
+    @precondition(lambda self: self.sent > 5)  # late, and not always: a closed scheduler has little to show
+    @rule(really=st.sampled_from([False, False, False, True]))
+    def close(self, really: bool) -> None:
+        if not really:
+            return
         self.scheduler.close()
         self.closed = True
         self.cancelled.update(self.queue, self.running)
@@ -109,21 +144,23 @@ class SchedulerModel(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
-        assert [request for _, request in self.scheduler.slots()] == self.running
-        assert len({slot for slot, _ in self.scheduler.slots()} & set(range(SLOTS))) == len(self.running)
-        assert self.scheduler.waiting == len(self.queue)
-        assert all((r.interrupted(0.0) == "cancelled") == (r in self.cancelled) for r in self.queue + self.running)
+        assert [running.request for running in self.slots] == [waiting.request for waiting in self.running]
+        assert len({running.slot for running in self.slots} & set(range(SLOTS))) == len(self.running)
+        assert (self.scheduler.waiting, self.scheduler.running) == (len(self.queue), len(self.running))
+        assert all(
+            (r.request.interrupted(0.0) == "cancelled") == (r in self.cancelled) for r in self.queue + self.running
+        )
 
-    def moves(self, request: Request) -> bool:
-        return request.pending_rules.done() or request in self.cancelled
+    def moves(self, waiting: Waiting) -> bool:
+        return waiting.enforcement.done() or waiting in self.cancelled
 
     @staticmethod
-    def failed(request: Request) -> bool:
-        return request.pending_rules.done() and request.pending_rules.exception() is not None
+    def failed(waiting: Waiting) -> bool:
+        return waiting.enforcement.done() and waiting.enforcement.exception() is not None
 
 
 TestScheduler = SchedulerModel.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 
 def in_thread(work: Callable[[], object]) -> "Future[object]":
@@ -140,19 +177,19 @@ def in_thread(work: Callable[[], object]) -> "Future[object]":
 
 
 def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> None:
-    scheduler = Scheduler(1, 1)
+    scheduler, slots = opened(1, 1, Turnstile())
     for _ in range(2):  # one for the free slot, one that waits
-        scheduler.submit(make_request(), block=False)
-    first = in_thread(lambda: scheduler.submit(make_request(), block=True))
+        scheduler.submit(make_waiting(), block=False)
+    first = in_thread(lambda: scheduler.submit(make_waiting(), block=True))
     time.sleep(0.02)
     assert not first.done()
-    [(slot, _)] = scheduler.admit(everyone)
+    [running] = scheduler.admit(slots).joined
     time.sleep(0.02)
     assert not first.done()
-    scheduler.free(slot)
-    scheduler.admit(everyone)
+    slots.leave(running.slot)
+    scheduler.admit(slots)
     first.result(5)
-    second = in_thread(lambda: scheduler.submit(make_request(), block=True))
+    second = in_thread(lambda: scheduler.submit(make_waiting(), block=True))
     time.sleep(0.02)
     assert not second.done()
     scheduler.close()
@@ -160,29 +197,52 @@ def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> N
         second.result(5)
 
 
+def test_one_that_cannot_join_leaves_the_queue_and_those_behind_it_are_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, slots = opened(3, 3, Turnstile())
+    sent = [make_waiting(prompt=[0] * length) for length in (1, 2, 3)]
+    for waiting in sent:
+        scheduler.submit(waiting, block=False)
+
+    def refuse_the_second(running: Running) -> None:
+        if running.request is sent[1].request:
+            raise RuntimeError("no such slot")
+        joined(running)
+
+    joined = scheduler.join
+    monkeypatch.setattr(scheduler, "join", refuse_the_second)
+    first, failed = scheduler.admit(slots)
+    assert [running.request for running in first] == [sent[0].request]
+    assert failed is not None
+    assert (failed[0], str(failed[1])) == (sent[1].request, "no such slot")
+    assert (scheduler.waiting, scheduler.running, len(slots)) == (1, 1, 1)
+    assert [running.request for running in scheduler.admit(slots).joined] == [sent[2].request]
+
+
 def test_slots_that_nobody_fits_into_make_no_room_in_the_queue() -> None:
-    scheduler = Scheduler(4, 1)
-    scheduler.submit(make_request(), block=False)
-    assert scheduler.admit(lambda slot, request: False) == []  # noqa: ARG005
+    room = Turnstile(0)
+    scheduler, slots = opened(4, 1, room)
+    scheduler.submit(make_waiting(), block=False)
+    assert scheduler.admit(slots).joined == []
     with pytest.raises(QueueFull):
-        scheduler.submit(make_request(), block=False)
-    [_] = scheduler.admit(everyone)
-    scheduler.submit(make_request(), block=False)
+        scheduler.submit(make_waiting(), block=False)
+    room.count = None
+    [_] = scheduler.admit(slots).joined
+    scheduler.submit(make_waiting(), block=False)
 
 
 @pytest.mark.parametrize("timeout_s", [None, 1e9, 1e300])
 def test_the_loop_sleeps_until_a_grammar_is_compiled_however_late_the_deadline(timeout_s: float | None) -> None:
-    scheduler, rules = Scheduler(1, 1), Future[Rules]()
-    scheduler.submit(make_request(rules=rules, timeout_s=timeout_s), block=False)
+    scheduler, enforcement = Scheduler(1, 1), Future[Enforcement]()
+    scheduler.submit(make_waiting(enforcement=enforcement, timeout_s=timeout_s), block=False)
     work = in_thread(scheduler.wait_for_work)
     time.sleep(0.02)
     assert not work.done()
-    rules.set_result(Rules(Constraint(256, ())))
+    enforcement.set_result(Enforcement(Constraint(256, ())))
     assert work.result(5) is True
 
 
 def test_the_loop_wakes_for_a_deadline_of_one_who_waits() -> None:
     scheduler = Scheduler(1, 1)
-    scheduler.submit(make_request(rules=Future(), timeout_s=0.05), block=False)
+    scheduler.submit(make_waiting(enforcement=Future(), timeout_s=0.05), block=False)
     assert in_thread(scheduler.wait_for_work).result(5) is True
-    assert [request.finish_reason for request in scheduler.drop_waiting(time.monotonic())] == ["timeout"]
+    assert [dropped.reason for dropped in scheduler.drop_waiting(time.monotonic())] == ["timeout"]

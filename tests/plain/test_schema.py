@@ -133,18 +133,79 @@ def test_every_text_of_an_enforceable_schema_validates(schema, seed):
             validator.validate(json.loads(text))
 
 
+def neighbours(value):
+    """Values that are one small change away from ``value``, at its top or anywhere inside."""
+    yield from (other for other in (None, True, 0, "", [], {}) if other != value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield from (value - 1, value + 1, value + 0.5, -value, 1000 * value)
+    elif isinstance(value, str):
+        yield from (value[:-1], value[1:], value + "a", value + value[-1:], value + "é", value.swapcase())
+    elif isinstance(value, list):
+        yield from ([*value, *(value[-1:] or [0])], value[::-1])
+        for i, item in enumerate(value):
+            yield value[:i] + value[i + 1 :]
+            yield from ([*value[:i], near, *value[i + 1 :]] for near in neighbours(item))
+    elif isinstance(value, dict):
+        yield from (value | {"more": 0}, dict(reversed(value.items())))
+        for key, item in value.items():
+            yield {k: v for k, v in value.items() if k != key}
+            yield from (value | {key: near} for near in neighbours(item))
+
+
+def misspelled(text: str, chance: random.Random) -> str:
+    """``text`` with one character more, less or another one."""
+    at, letter = chance.randrange(len(text)), chance.choice('0123456789-+.eE"\\{}[],: atnx\n')
+    return text[:at] + chance.choice(["", letter, letter + text[at], text[at] * 2]) + text[at + 1 :]
+
+
+def judged(schema, chance: random.Random):
+    """Texts near those that the grammar writes; for each, whether jsonschema says it is valid and the grammar takes it.
+
+    Also two texts that the grammar wrote itself, if it found an end.
+    """
+    validator, grammar = jsonschema.Draft202012Validator(schema), grammar_of(schema, any_whitespace=True)
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is no JSON")
+
+    def valid(text):
+        try:
+            return validator.is_valid(json.loads(text, parse_constant=refuse))
+        except ValueError:
+            return False
+
+    for written in (write(grammar, chance) for _ in range(2)):
+        if written is None:
+            continue
+        text = written.decode()
+        near = [json.dumps(other, ensure_ascii=chance.random() < 0.5) for other in neighbours(json.loads(text))]
+        texts = [text, *chance.sample(near, min(20, len(near))), *(misspelled(text, chance) for _ in range(12))]
+        yield from ((each, valid(each), takes(grammar, each)) for each in texts)
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
-@given(schema=schemas, data=st.data())
-def test_no_text_that_breaks_the_schema_is_taken(schema, data):
-    validator = jsonschema.Draft202012Validator(schema)
-    grammar = grammar_of(schema, any_whitespace=True)
-    values = st.recursive(
-        literals | bounds | st.text(max_size=4),
-        lambda x: st.lists(x, max_size=3) | st.dictionaries(keys, x, max_size=3),
-    )
-    for value in data.draw(st.lists(values, max_size=6)):
-        text = json.dumps(value, ensure_ascii=data.draw(st.booleans()))
-        assert validator.is_valid(value) or not takes(grammar, text)
+@given(schema=schemas, seed=st.integers(0, 2**32))
+def test_no_text_that_breaks_the_schema_is_taken(schema, seed):
+    """Texts that are nearly valid: what the grammar writes, with one change of value or spelling."""
+    assert [text for text, valid, taken in judged(schema, random.Random(seed)) if taken and not valid] == []
+
+
+def test_nearly_valid_texts_fall_on_both_sides():
+    """So the test above judges at the boundary: a good part of what it asks is valid and taken, the rest is neither."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "n": {"type": "integer", "minimum": 0, "maximum": 20},
+            "s": {"type": "string", "minLength": 1, "maxLength": 3},
+            "l": {"type": "array", "items": BOOLEAN, "minItems": 1, "maxItems": 3},
+        },
+        "required": ["n", "s", "l"],
+        "additionalProperties": False,
+    }
+    found = [(valid, taken) for seed in range(20) for _, valid, taken in judged(schema, random.Random(seed))]
+    assert found.count((False, True)) == 0
+    assert found.count((True, True)) > len(found) / 8
+    assert found.count((False, False)) > len(found) / 8
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,12 @@ def test_tritons_timeout_is_a_number_of_microseconds() -> None:
     assert read_request(tensors(text_input="x")).params.timeout_s is None
 
 
+def test_stop_words_are_stop_strings_and_one_empty_word_is_none() -> None:
+    """TensorRT-LLM's clients send an empty string where they mean nothing."""
+    assert read_request(tensors(text_input="x", stop_words=["a", "b"])).params.stop == ("a", "b")
+    assert read_request(tensors(text_input="x", stop_words=[""])).params == SamplingParams()
+
+
 def test_flags_choose_what_comes_back() -> None:
     ask = read_request(tensors(text_input="x", stream=True, return_seed=False, exclude_input_in_output=False))
     assert ask.stream

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.runtime.round.slots import SlotParams, SlotState
+from tandemrt.runtime.requests.request import SlotParams
+from tandemrt.runtime.round.state import SlotState
 
 SLOTS = 3
 WINDOW = st.integers(0, 4)
@@ -34,9 +35,9 @@ def test_slots_advance_as_their_texts_grow(prompt: list[int], rounds: list[tuple
 def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbours_alone() -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
     for slot in range(SLOTS):
-        state.admit(slot, SlotParams(0.5, 7, 0.25, 0.125, 1, 0))
+        state.sample(slot, SlotParams(0.5, 7, 0.25, 0.125, 1, 0))
         state.place(slot, length=5, last=2, previous=1)
-    state.vacate(1)
+    state.leave(1)
     assert state.view("length", SLOTS).tolist() == [5, 0, 5]
     assert state.view("temperature", SLOTS).tolist() == [0.5, 0, 0.5]
     assert state.view("top_k", SLOTS).tolist() == [7, 0, 7]
@@ -46,8 +47,8 @@ def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbour
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
 def test_a_slot_samples_as_its_newest_request_asked(seed: int) -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
-    state.admit(1, SlotParams(0.5, 7, 0.25, 0.125, 1, 0))
-    state.admit(1, SlotParams(2.0, 3, 0.5, 0.75, seed, 1))
+    state.sample(1, SlotParams(0.5, 7, 0.25, 0.125, 1, 0))
+    state.sample(1, SlotParams(2.0, 3, 0.5, 0.75, seed, 1))
     expected = {"temperature": 2.0, "top_k": 3, "top_p": 0.5, "min_p": 0.75, "seed": seed, "rule": 1, "position": 0}
     assert {name: values.tolist()[1] for name, values in state.sampling(SLOTS).items()} == expected
     assert all(values.tolist()[0] == values.tolist()[2] == 0 for values in state.sampling(SLOTS).values())

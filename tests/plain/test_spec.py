@@ -46,7 +46,7 @@ def test_llama_3_1_as_published():
         "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
     })  # fmt: skip
     assert (spec.family, spec.head_dim, spec.kv_heads, spec.max_length) == ("llama", 128, 8, 131072)
-    assert (spec.rope.kind, spec.rope.theta, spec.window) == ("llama3", 500000.0, None)
+    assert (spec.rope.kind, spec.rope.theta, spec.sliding_window) == ("llama3", 500000.0, None)
 
 
 def test_qwen2_5_as_published_has_a_sliding_window_that_is_off():
@@ -58,7 +58,22 @@ def test_qwen2_5_as_published_has_a_sliding_window_that_is_off():
         "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
         "transformers_version": "4.43.1", "use_cache": True, "use_sliding_window": False, "vocab_size": 152064,
     })  # fmt: skip
-    assert (spec.family, spec.head_dim, spec.qkv_bias, spec.out_bias, spec.window) == ("qwen2", 128, True, False, None)
+    assert (spec.family, spec.head_dim, spec.qkv_bias, spec.out_bias, spec.sliding_window) == (
+        "qwen2",
+        128,
+        True,
+        False,
+        None,
+    )
+
+
+@pytest.mark.parametrize("field", ["num_key_value_heads", "head_dim", "tie_word_embeddings"])
+def test_a_field_that_is_left_out_is_what_transformers_takes_for_it(field):
+    given = config(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=20, rms_norm_eps=0.05)
+    del given[field]
+    spec, known = ModelSpec.from_hf(given), LlamaConfig.from_dict(given)
+    assert (spec.heads, spec.kv_heads, spec.head_dim) == (4, known.num_key_value_heads, known.head_dim)
+    assert (spec.tied, spec.norm_eps) == (known.tie_word_embeddings, known.rms_norm_eps)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -104,6 +119,15 @@ def test_rotary_frequencies_are_bit_for_bit_those_of_transformers(rope, head_dim
     embedding = model.model.rotary_emb
     assert torch.equal(torch.tensor(spec.rope.frequencies), embedding.inv_freq)
     assert spec.rope.magnitude == embedding.attention_scaling
+
+
+def test_a_yarn_factor_that_is_left_out_is_how_much_longer_the_model_has_become():
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 4096}
+    without, named = (
+        ModelSpec.from_hf(config(max_position_embeddings=131072, rope_parameters=parameters)).rope
+        for parameters in (rope, rope | {"factor": 32.0})
+    )
+    assert (without.frequencies, without.magnitude) == (named.frequencies, named.magnitude)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +179,13 @@ def test_a_missing_field_is_named(field):
 
 
 def test_sliding_windows_are_read_where_a_family_has_them():
-    assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=4096)).window == 4096
-    assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=None)).window is None
+    assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=4096)).sliding_window == 4096
+    assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=None)).sliding_window is None
     silent = config("MistralForCausalLM")
     del silent["sliding_window"]
-    assert ModelSpec.from_hf(silent).window == MistralConfig.from_dict(silent).sliding_window == 4096
+    assert ModelSpec.from_hf(silent).sliding_window == MistralConfig.from_dict(silent).sliding_window == 4096
     qwen3 = {"architecture": "Qwen3ForCausalLM", "use_sliding_window": True, "layer_types": None}
-    assert ModelSpec.from_hf(config(**qwen3, sliding_window=512)).window == 512
+    assert ModelSpec.from_hf(config(**qwen3, sliding_window=512)).sliding_window == 512
     with pytest.raises(BadCheckpoint, match="sliding_window should be a whole number"):
         ModelSpec.from_hf(config(**qwen3))
     with pytest.raises(BadCheckpoint, match=r"layer_types should name .*linear_attention"):
@@ -185,4 +209,4 @@ def test_the_layers_that_have_a_window_are_those_of_transformers(architecture, f
     theirs = CONFIGS[architecture](**fields)
     found = ModelSpec.from_hf({"architectures": [architecture], **config(architecture, layer_types=None), **fields})
     expected = tuple(kind == "sliding_attention" for kind in theirs.layer_types)
-    assert (found.windowed, found.window) == (expected, 512 if any(expected) else None)
+    assert (found.sliding_layers, found.sliding_window) == (expected, 512 if any(expected) else None)

@@ -6,7 +6,6 @@ import socketserver
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars.library import GrammarCache, GrammarLibrary
 from tests.plain.constraints import STOP, VOCABULARY, spell
+from tests.waiting import PATIENCE_S, eventually
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 # Bounded strings are slow to compile, the more so the more words a vocabulary has: a second or two for these.
@@ -58,7 +58,7 @@ def takes(compiled, text: str) -> bool:
     ],
 )
 def test_every_kind_takes_what_it_asks_for_and_nothing_else(library, asked, good, bad):
-    compiled = library().compile(StructuredOutputs(**asked)).result(timeout=20)
+    compiled = library().compile(StructuredOutputs(**asked)).result(timeout=PATIENCE_S)
     assert takes(compiled, good)
     assert not takes(compiled, bad)
     assert compiled.check is None
@@ -129,7 +129,7 @@ def test_what_needs_no_compiler_to_refuse_is_refused_at_once(library, asked, mes
     ],
 )
 def test_what_stands_in_a_literal_a_class_or_a_comment_is_no_rule_option(library, grammar, text):
-    assert takes(library().compile(StructuredOutputs(grammar=grammar)).result(timeout=20), text)
+    assert takes(library().compile(StructuredOutputs(grammar=grammar)).result(timeout=PATIENCE_S), text)
 
 
 def test_a_source_that_does_not_compile_fails_alone_and_is_not_remembered(library):
@@ -138,48 +138,114 @@ def test_a_source_that_does_not_compile_fails_alone_and_is_not_remembered(librar
     grammars = library(cache=cache)
     for _ in range(2):
         with pytest.raises(BadRequest, match="cannot be compiled"):
-            grammars.compile(StructuredOutputs(regex="a(")).result(timeout=20)
-    assert takes(grammars.compile(StructuredOutputs(regex="a")).result(timeout=20), "a")
+            grammars.compile(StructuredOutputs(regex="a(")).result(timeout=PATIENCE_S)
+    assert takes(grammars.compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S), "a")
     assert len(cache) == 1
 
 
-def test_a_slow_compilation_fails_its_own_request_in_time_and_nobody_else(library):
-    """G18: the compilation goes on alone, and another request is served meanwhile."""
-    grammars = library(timeout_s=0.15, vocabulary=MANY_WORDS)
-    started = time.monotonic()
-    slow = grammars.compile(StructuredOutputs(json=SLOW))
-    assert takes(grammars.compile(StructuredOutputs(regex="a")).result(timeout=20), "a")
+class Alarms(list):
+    """The timers of a library, which go off when a test says so and never by themselves."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+
+        class Alarm(threading.Timer):
+            def start(alarm):  # noqa: N805  # the list is self here
+                self.append(alarm)
+
+        monkeypatch.setattr(threading, "Timer", Alarm)
+
+    def ring(self, which):
+        alarm = self[which]
+        assert not alarm.finished.is_set()
+        alarm.function(*alarm.args)
+
+
+@pytest.fixture
+def alarms(monkeypatch):
+    return Alarms(monkeypatch)
+
+
+class Held:
+    """The compiler of a library, which begins no JSON schema before it is let go, and notes what it began."""
+
+    def __init__(self, grammars):
+        self.begun, self._go, self._compile = [], threading.Event(), grammars._compiler.compile
+        grammars._compiler.compile = self
+
+    def __call__(self, kind, text, **options):
+        self.begun.append((kind, text))
+        if kind == "json":
+            self._go.wait(PATIENCE_S)
+        return self._compile(kind, text, **options)
+
+    def let_go(self):
+        self._go.set()
+
+
+SLOWLY = StructuredOutputs(json={"type": "integer"})
+
+
+def test_a_slow_compilation_fails_its_own_request_in_time_and_nobody_else(library, alarms):
+    """G18: the compilation goes on alone, its result is kept, and another request is served meanwhile."""
+    grammars = library(timeout_s=0.15)
+    held = Held(grammars)
+    slow = grammars.compile(SLOWLY)
+    assert takes(grammars.compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S), "a")
+    assert [alarm.interval for alarm in alarms] == [0.15, 0.15]
+    alarms.ring(0)
     with pytest.raises(BadRequest, match=r"compiling took longer than 0\.15 s"):
-        slow.result(timeout=20)
-    assert time.monotonic() - started < 5
+        slow.result(timeout=PATIENCE_S)
+    held.let_go()
+    assert takes(grammars.compile(SLOWLY).result(timeout=PATIENCE_S), "5")
+    assert [kind for kind, _ in held.begun].count("json") == 1
 
 
-def test_a_compilation_nobody_waits_for_any_more_is_not_begun(library):
-    cache = GrammarCache()
-    grammars = library(timeout_s=0.15, workers=1, cache=cache, vocabulary=MANY_WORDS)
-    blocked = [grammars.compile(StructuredOutputs(json=SLOW)), grammars.compile(StructuredOutputs(regex="b"))]
-    for future in blocked:
+def test_an_impatient_request_takes_the_grammar_from_nobody_who_waits_for_the_same(library, alarms):
+    grammars = library()
+    held = Held(grammars)
+    impatient, patient = grammars.compile(SLOWLY), grammars.compile(SLOWLY)
+    alarms.ring(0)
+    held.let_go()
+    with pytest.raises(BadRequest, match="took longer"):
+        impatient.result(timeout=PATIENCE_S)
+    assert takes(patient.result(timeout=PATIENCE_S), "5")
+
+
+def test_a_compilation_nobody_waits_for_any_more_is_not_begun(library, alarms):
+    grammars = library(workers=1)
+    held = Held(grammars)
+    left = [grammars.compile(SLOWLY), grammars.compile(StructuredOutputs(regex="b"))]
+    assert eventually(lambda: len(held.begun) == 1)
+    alarms.ring(0)
+    alarms.ring(1)
+    for future in left:
         with pytest.raises(BadRequest, match="took longer"):
-            future.result(timeout=20)
-    deadline = time.monotonic() + 60
-    while len(cache) < 1 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.2)
-    assert len(cache) == 1, "the slow one was finished and kept, the one behind it never begun"
+            future.result(timeout=PATIENCE_S)
+    held.let_go()
+    assert takes(grammars.compile(StructuredOutputs(regex="c")).result(timeout=PATIENCE_S), "c")
+    assert [kind for kind, _ in held.begun] == ["json", "regex"]
+    assert held.begun[1][1] == "c", "the one behind the slow one was never begun"
+
+
+def test_no_timer_outlives_its_compilation(library, alarms):
+    grammars = library()
+    grammars.compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S)
+    assert eventually(lambda: [alarm.finished.is_set() for alarm in alarms] == [True])
 
 
 def test_requests_of_one_source_share_one_grammar(library):
     grammars = library()
     futures = [grammars.compile(StructuredOutputs(json=PERSON)) for _ in range(8)]
-    assert len({id(future.result(timeout=20).grammar) for future in futures}) == 1
+    assert len({id(future.result(timeout=PATIENCE_S).grammar) for future in futures}) == 1
     assert grammars.compile(StructuredOutputs(json=PERSON)).done(), "a known grammar is there at once"
 
 
 def test_the_order_of_properties_is_part_of_a_schema(library):
     grammars = library()
     one, two = ({"type": "object", "properties": {a: {"const": 1}, b: {"const": 2}}} for a, b in ("xy", "yx"))
-    assert takes(grammars.compile(StructuredOutputs(json=one)).result(timeout=20), '{"x": 1, "y": 2}')
-    assert not takes(grammars.compile(StructuredOutputs(json=two)).result(timeout=20), '{"x": 1, "y": 2}')
+    assert takes(grammars.compile(StructuredOutputs(json=one)).result(timeout=PATIENCE_S), '{"x": 1, "y": 2}')
+    assert not takes(grammars.compile(StructuredOutputs(json=two)).result(timeout=PATIENCE_S), '{"x": 1, "y": 2}')
 
 
 def test_vocabularies_of_one_size_share_a_cache_but_no_grammar(library):
@@ -187,9 +253,9 @@ def test_vocabularies_of_one_size_share_a_cache_but_no_grammar(library):
     tokens = list(VOCABULARY.tokens)
     tokens[97], tokens[98] = tokens[98], tokens[97]
     cache = GrammarCache()
-    first = library(cache=cache).compile(StructuredOutputs(regex="a")).result(timeout=20)
+    first = library(cache=cache).compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S)
     swapped = library(cache=cache, vocabulary=replace(VOCABULARY, tokens=tuple(tokens)))
-    second = swapped.compile(StructuredOutputs(regex="a")).result(timeout=20)
+    second = swapped.compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S)
     assert first.matcher().accept(97)
     assert not second.matcher().accept(97)
     assert second.matcher().accept(98)
@@ -198,7 +264,9 @@ def test_vocabularies_of_one_size_share_a_cache_but_no_grammar(library):
 
 def test_the_cache_is_bounded_and_forgets_what_was_used_longest_ago(library):
     grammars = library()
-    compiled = [grammars.compile(StructuredOutputs(regex=letter)).result(timeout=20).grammar for letter in "abc"]
+    compiled = [
+        grammars.compile(StructuredOutputs(regex=letter)).result(timeout=PATIENCE_S).grammar for letter in "abc"
+    ]
     cache = GrammarCache(limit_bytes=20)
     for name, grammar in zip("ab", compiled, strict=False):
         cache.put((name,), grammar, 10)
@@ -214,13 +282,13 @@ def test_the_cache_is_bounded_and_forgets_what_was_used_longest_ago(library):
 def test_a_waiting_request_cannot_be_cancelled_from_outside_and_harms_no_worker(library):
     grammars = library(workers=1)
     assert not grammars.compile(StructuredOutputs(regex="a+")).cancel()
-    assert takes(grammars.compile(StructuredOutputs(regex="b")).result(timeout=20), "b")
+    assert takes(grammars.compile(StructuredOutputs(regex="b")).result(timeout=PATIENCE_S), "b")
 
 
 def test_validate_output_lets_a_schema_in_and_checks_the_text_instead(library):
     """G19."""
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-    compiled = library().compile(StructuredOutputs(json=schema, validate_output=True)).result(timeout=20)
+    compiled = library().compile(StructuredOutputs(json=schema, validate_output=True)).result(timeout=PATIENCE_S)
     assert takes(compiled, "[1, 1]")
     assert compiled.check("[1, 2]") is None
     assert "non-unique" in compiled.check("[1, 1]")
@@ -240,7 +308,7 @@ def test_a_check_fetches_nothing(library):
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         schema = {"$ref": f"http://127.0.0.1:{server.server_address[1]}/schema"}
-        compiled = library().compile(StructuredOutputs(json=schema, validate_output=True)).result(timeout=20)
+        compiled = library().compile(StructuredOutputs(json=schema, validate_output=True)).result(timeout=PATIENCE_S)
         try:
             assert "cannot be checked" in compiled.check("1")
         finally:
@@ -253,12 +321,12 @@ def test_closing_a_library_ends_its_threads_and_refuses_what_comes(library):
     before = set(threading.enumerate())
     grammars = library(workers=3)
     for letter in "abc":
-        grammars.compile(StructuredOutputs(regex=letter)).result(timeout=20)
+        grammars.compile(StructuredOutputs(regex=letter)).result(timeout=PATIENCE_S)
     threads = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("grammar")}
     assert 1 <= len(threads) <= 3
     grammars.close()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     with pytest.raises(Closed, match="closed"):
         grammars.compile(StructuredOutputs(regex="d"))
@@ -272,7 +340,7 @@ def test_a_process_may_end_while_a_grammar_compiles():
         "from tandemrt.runtime.grammars.library import GrammarLibrary\n"
         "GrammarLibrary(MANY_WORDS, ()).compile(StructuredOutputs(json=SLOW))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -162,7 +162,7 @@ def test_only_an_engine_of_tensorrt_may_hold_code_that_opens_it_in_later_release
     file = tmp_path / "model.engine"
     file.write_bytes(b"plan")
     module = SimpleNamespace(__version__="1", Runtime=Runtime)
-    entry = Entry(file=file.name, backend="tensorrt", target="sm_90", dtype="float16", contract=CONTRACT)
+    entry = Entry(file=file.name, backend="tensorrt", built_for="sm_90", dtype="float16", contract=CONTRACT)
     assert deserialise(module, "target", entry, file) == b"plan"
     with pytest.raises(BackendUnavailable, match=r"cannot open model\.engine, .* holds code that may not be run"):
         deserialise(module, "target", entry.model_copy(update={"backend": "tensorrt-rtx"}), file)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.engines.calls import Shape, bucket, buckets, rounds
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.round.buckets import bucket, buckets
 from tandemrt.runtime.round.windows import Windows
 
 
@@ -22,6 +22,11 @@ def test_a_bucket_holds_its_rows_and_no_more_than_there_are_slots(rows: int, mor
     assert bucket(rows, rows + more) in buckets(rows + more)
 
 
+def test_few_requests_in_high_slots_have_large_batches_with_the_window_of_few() -> None:
+    assert rounds(4, Windows({1: 8, 3: 2}, 8).of) == [Shape(1, 8), Shape(2, 8), Shape(4, 2), Shape(4, 8)]
+    assert rounds(100, Windows(None, 5).of) == [Shape(batch, 5) for batch in buckets(100)]
+
+
 @given(st.dictionaries(st.integers(2, 70), st.integers(0, 8)), st.integers(0, 8), st.integers(1, 80))
 def test_an_entry_of_a_window_table_holds_up_to_the_next(table: dict[int, int], first: int, live: int) -> None:
     table = {1: first, **table}
@@ -29,11 +34,11 @@ def test_an_entry_of_a_window_table_holds_up_to_the_next(table: dict[int, int], 
     assert Windows(table, 8).largest == max(table.values())
 
 
-def test_without_a_rule_the_window_is_that_of_the_bundle() -> None:
-    assert [Windows(rule, 5).of(3) for rule in (None, 0, 4)] == [5, 0, 4]
+def test_without_a_choice_the_window_is_that_of_the_bundle() -> None:
+    assert [Windows(windows, 5).of(3) for windows in (None, 0, 4)] == [5, 0, 4]
 
 
-@pytest.mark.parametrize("rule", [6, -1, True, 2.0, {}, {2: 1}, {0: 1, 1: 1}, {1: 6}, {1: -1}, {1: 2, "2": 1}])
-def test_windows_that_make_no_sense_are_refused(rule: Any) -> None:
+@pytest.mark.parametrize("windows", [6, -1, True, 2.0, {}, {2: 1}, {0: 1, 1: 1}, {1: 6}, {1: -1}, {1: 2, "2": 1}])
+def test_windows_that_make_no_sense_are_refused(windows: Any) -> None:
     with pytest.raises(BadRequest, match=r"window: .* received"):
-        Windows(rule, 5)
+        Windows(windows, 5)

@@ -4,8 +4,6 @@ import http.client
 import json
 import queue
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +11,8 @@ import numpy as np
 import tritonclient.grpc as grpc
 from tritonclient.utils import np_to_triton_dtype
 
+from tests.waiting import PATIENCE_S
 from tools.serve import TritonServer
-
-TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Client:
             connection.close()
 
     def post(self, endpoint: str, body: dict[str, Any] | bytes) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.http, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.http, timeout=PATIENCE_S)
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection.request("POST", f"/v2/models/{self.model}/{endpoint}", data)
         return connection
@@ -56,7 +53,7 @@ class Client:
 
     def metrics(self) -> dict[str, float]:
         """This model's own metrics by name and the label that tells series apart, summed over instances."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.metrics, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.metrics, timeout=PATIENCE_S)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
         connection.close()
@@ -94,7 +91,7 @@ class GrpcStream:
 
     def next(self) -> Any:
         """The next result; raises the error that came instead."""
-        result, error = self._queue.get(timeout=TIMEOUT_S)
+        result, error = self._queue.get(timeout=PATIENCE_S)
         if error is not None:
             raise error
         return result
@@ -147,13 +144,3 @@ def token_ids(answer: dict[str, Any]) -> list[int]:
     """The tokens of an answer; the server writes a list of one element as a number."""
     ids = answer["token_ids"]
     return ids if isinstance(ids, list) else [ids]
-
-
-def eventually(holds: Callable[[], bool], within_s: float = 5.0) -> bool:
-    """Whether ``holds`` comes true in time."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.02)
-    return holds()

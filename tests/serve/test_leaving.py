@@ -4,7 +4,6 @@ import http.client
 import json
 import re
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from tritonclient.utils import InferenceServerException
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.export.triton.repository import write_model
-from tests.serve.client import Client, GrpcStream, events, eventually
+from tests.serve.client import Client, GrpcStream, events
 from tests.serve.prompts import endless
+from tests.waiting import PATIENCE_S, eventually
 from tools.serve import TritonServer
 
 CANCELLED = 'tandemrt_finished_total{reason="cancelled"}'
@@ -27,7 +27,7 @@ def test_a_cancelled_grpc_request_ends_within_a_few_rounds(demo: Client) -> None
     stream.send(**endless(stream=True, window=0))
     stream.next()
     stream.cancel()
-    assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1, within_s=2.0)
+    assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1)
     assert demo.counted(before)["tandemrt_kept_total"] < 50  # it would have had 500
 
 
@@ -37,7 +37,7 @@ def test_a_cancelled_grpc_request_ends_even_if_it_streams_nothing(demo: Client) 
     stream.send(**endless(window=0))
     assert eventually(lambda: demo.metrics()["tandemrt_requests_running"] == 1)
     stream.cancel()
-    assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1, within_s=2.0)
+    assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1)
     assert demo.counted(before)["tandemrt_kept_total"] < 400
 
 
@@ -61,10 +61,10 @@ def test_clients_that_come_and_go_leave_nothing_behind(demo: Client) -> None:
     for client in clients:
         client.start()
     for client in clients:
-        client.join(timeout=60)
+        client.join(PATIENCE_S)
     assert not any(client.is_alive() for client in clients)
     assert [answer["text_output"] for _, answer in stayed] == [alone] * 8
-    assert eventually(lambda: _idle(demo), within_s=20.0)
+    assert eventually(lambda: _idle(demo))
 
 
 def test_unloading_a_model_ends_its_requests_cleanly_and_it_can_come_back(server: TritonServer) -> None:
@@ -80,12 +80,12 @@ def test_unloading_a_model_ends_its_requests_cleanly_and_it_can_come_back(server
     status, answer = passing.generate(text_input="Hello", max_tokens=3)
     assert status != 200, answer
     for stream in streams:
-        stream.join(timeout=60)
+        stream.join(PATIENCE_S)
     assert len(seen) == 10
     for pieces in seen:
         assert pieces[-1].get("finish_reason") == "length", pieces[-1]
     assert eventually(lambda: not _ready(server, "passing"))
-    assert eventually(lambda: not passing.metrics(), within_s=20.0)  # the metrics left with the model
+    assert eventually(lambda: not passing.metrics())  # the metrics left with the model
 
     _control(server, "load")
     assert passing.generate(text_input="Hello", max_tokens=3)[0] == 200
@@ -104,7 +104,7 @@ def test_a_model_written_and_loaded_anew_takes_the_place_of_the_old_one(
     for window in (1, 2):
         write_model(Bundle.open(demo_bundle), repository, name="passing", window=window, **options)
         _control(server, "load")
-        assert eventually(lambda: _processes(server, "passing") == 2, within_s=20.0)  # the old ones are gone
+        assert eventually(lambda: _processes(server, "passing") == 2)  # the old ones are gone
         assert passing.metrics()["tandemrt_kept_total"] == 0
         status, answer = passing.generate(text_input="Hello", max_tokens=8, ignore_eos=True, window=window)
         assert status == 200, answer
@@ -120,10 +120,8 @@ def test_the_server_stops_while_requests_run(repository: Any) -> None:
         asking = threading.Thread(target=lambda: answers.append(_until_closed(lambda: client.stream(**endless()))))
         asking.start()
         assert eventually(lambda: client.metrics()["tandemrt_requests_running"] == 1)
-        start = time.monotonic()
-        assert other.stop() == 0
-        assert time.monotonic() - start < 25
-        asking.join(timeout=60)
+        assert other.stop(PATIENCE_S) == 0, "it ended by itself, in order"
+        asking.join(PATIENCE_S)
         assert answers
 
 
@@ -142,7 +140,7 @@ def _idle(client: Client) -> bool:
 
 
 def _control(server: TritonServer, verb: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=PATIENCE_S)
     connection.request("POST", f"/v2/repository/models/passing/{verb}")
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
@@ -150,7 +148,7 @@ def _control(server: TritonServer, verb: str) -> None:
 
 
 def _ready(server: TritonServer, model: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=PATIENCE_S)
     connection.request("GET", f"/v2/models/{model}/ready")
     status = connection.getresponse().status
     connection.close()
@@ -159,7 +157,7 @@ def _ready(server: TritonServer, model: str) -> bool:
 
 def _processes(server: TritonServer, model: str) -> int:
     """How many processes publish metrics of ``model``."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.metrics, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.metrics, timeout=PATIENCE_S)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
@@ -177,4 +175,4 @@ def _until_closed(call: Callable[[], Any]) -> Any:
 def _quiet(request: pytest.FixtureRequest) -> None:
     """Each test starts with nothing running."""
     if "demo" in request.fixturenames:
-        assert eventually(lambda: _idle(request.getfixturevalue("demo")), within_s=20.0)
+        assert eventually(lambda: _idle(request.getfixturevalue("demo")))

@@ -10,8 +10,9 @@ from typing import Any
 import jsonschema
 
 from tandemrt import LLM, SamplingParams, StructuredOutputs
-from tests.serve.client import Client, eventually, text, token_ids
+from tests.serve.client import Client, text, token_ids
 from tests.serve.prompts import EXAMPLES, asking, endless
+from tests.waiting import eventually
 from tools.serve import TritonServer
 
 CLIENTS = 32

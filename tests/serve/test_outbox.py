@@ -10,6 +10,7 @@ import pytest
 
 from tandemrt.runtime.requests.outputs import StreamOutput
 from tandemrt.runtime.requests.text import Delta
+from tests.waiting import PATIENCE_S
 
 
 class Sender:
@@ -49,5 +50,5 @@ def test_a_request_that_cannot_even_be_refused_holds_up_no_other(monkeypatch: py
         reply = Reply(sender, ask, outbox)
         reply.start(llm)
         reply.listen(StreamOutput(Delta(text="a"), token_ids=[5]))
-    assert served.sent.wait(10)
+    assert served.sent.wait(PATIENCE_S)
     outbox.close()

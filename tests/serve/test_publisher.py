@@ -45,3 +45,28 @@ def test_a_count_that_falls_back_is_published_when_it_has_risen_again(monkeypatc
         seen.append(counters["tandemrt_kept_total"].value)
     publisher.close()
     assert seen == [5, 5, 5, 7]
+
+
+def test_a_gauge_shows_what_its_reader_says_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: dict[str, list[float]] = {}
+
+    class MetricFamily:
+        COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+        def __init__(self, name: str, *_: Any) -> None:
+            self.name = name
+
+        def Metric(self, **_: Any) -> Any:  # noqa: N802  # the server's name
+            return SimpleNamespace(set=shown.setdefault(self.name, []).append, increment=lambda by: by)
+
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", SimpleNamespace(MetricFamily=MetricFamily))
+    monkeypatch.delitem(sys.modules, "tandemrt.runtime.triton.metrics", raising=False)
+    from tandemrt.runtime.triton.metrics import Publisher
+
+    waiting = [3]
+    publisher = Publisher(Metrics(), {"requests_waiting": lambda: waiting[0]}, {})
+    publisher._publish()
+    waiting[0] = 1
+    publisher.close()
+    assert shown["tandemrt_requests_waiting"][0] == 3
+    assert shown["tandemrt_requests_waiting"][-1] == 1

@@ -23,14 +23,20 @@ def bundle(demo_bundle: Path) -> Bundle:
 
 
 def test_a_written_model_has_nothing_wrong_with_it(bundle: Bundle, tmp_path: Path) -> None:
-    model = write_model(bundle, tmp_path, name="served", instances=2, window=3, threads=1, overlap=False)
+    model = write_model(bundle, tmp_path, name="served", instances=2, window=3, threads=5, overlap=False, queue_limit=9)
     assert problems(model, bundle=bundle) == []
     config = read_config(model / "config.pbtxt")
     assert [tensor.name for tensor in config.input] == [spec.name for spec in serving.inputs()]
     assert [tensor.name for tensor in config.output] == [spec.name for spec in serving.OUTPUTS]
     assert (config.max_batch_size, config.model_transaction_policy.decoupled) == (0, True)
     assert config.instance_group[0].count == 2
-    assert config.parameters["window"].string_value == "3"
+    values = {name: config.parameters[name].string_value for name in ("window", "threads", "overlap", "queue_limit")}
+    assert values == {"window": "3", "threads": "5", "overlap": "false", "queue_limit": "9"}
+
+
+def test_the_size_of_a_paged_cache_goes_into_the_configuration(bundle: Bundle, tmp_path: Path) -> None:
+    config = read_config(write_model(bundle, tmp_path, cache_tokens=4096) / "config.pbtxt")
+    assert config.parameters["cache_tokens"].string_value == "4096"
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_without_a_gpu_nothing_is_built_and_the_error_says_so(rtx: Bundle, tmp_p
 
 def test_an_engine_of_tensorrt_rtx_is_refused_by_tensorrt(rtx: Bundle) -> None:
     built = rtx.engine("target")
-    entry = Engine(file=built.file, backend="tensorrt", target="sm_90", dtype=built.dtype, contract=built.contract)
+    entry = Engine(file=built.file, backend="tensorrt", built_for="sm_90", dtype=built.dtype, contract=built.contract)
     with pytest.raises(BackendUnavailable) as caught:
         deserialise(load("tensorrt"), "target", entry, rtx.path("target"))
     print(caught.value)  # the words of the library, for whoever runs this with -s

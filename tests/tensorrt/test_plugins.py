@@ -9,11 +9,12 @@ import tensorrt as trt
 import tensorrt.plugin as trtp
 
 from tandemrt.engines import contract
+from tandemrt.engines.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.export.model.heads import build_verify
+from tandemrt.plugins.faces import plugins
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.tensorrt import register
-from tandemrt.plugins.tensorrt.operators import LOGITS, OPERATORS, SUFFIXES
 from tests.tensorrt.tracing import create, trace
 
 KINDS = {
@@ -25,8 +26,9 @@ KINDS = {
 }
 VOCAB = 128_256
 SIZES = [{"batch": 1, "rows": 1}, {"batch": 3, "rows": 5}, {"batch": 64, "rows": 9}]
+OPERATORS = plugins()
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
-each_dtype = pytest.mark.parametrize("dtype", SUFFIXES)
+each_dtype = pytest.mark.parametrize("dtype", KERNEL_SUFFIX)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -173,7 +175,7 @@ def test_registering_twice_changes_nothing():
 
 
 @pytest.mark.parametrize("draft_probs", [True, False])
-@pytest.mark.parametrize("dtype", SUFFIXES)
+@pytest.mark.parametrize("dtype", KERNEL_SUFFIX)
 def test_every_node_of_the_verify_graph_is_a_plugin_with_these_inputs(dtype, draft_probs):
     graph = build_verify(vocab=1000, dtype=dtype, draft_probs=draft_probs).graph
     assert [node.domain for node in graph] == [DOMAIN, DOMAIN]
@@ -181,7 +183,7 @@ def test_every_node_of_the_verify_graph_is_a_plugin_with_these_inputs(dtype, dra
     for node in graph:
         operator = known[node.op_type]
         assert [value.name for value in node.inputs][1:] == [binding.name for binding in operator.inputs][1:]
-        assert operator.inputs[0].name == LOGITS
+        assert operator.inputs[0].name == "logits"
         assert len(node.outputs) == len(operator.outputs)
         assert {name: each.value for name, each in node.attributes.items()} == {"plugin_namespace": DOMAIN}
 

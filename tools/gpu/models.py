@@ -49,7 +49,7 @@ def make_models(folder: Path, size: Size, *, device: str, acceptance: float, tem
 def make_bundle(folder: Path, *, device: str, batch: int, length: int, chunk: int, window: int) -> Bundle:
     """Export the models in ``folder`` to ``folder``/bundle."""
     cuda = device.startswith("cuda")
-    backend = 'name = "onnxruntime-cuda"\narchitectures = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
+    backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
     text = _RECIPE.format(
         folder=folder.resolve(),
         dtype="bfloat16" if cuda else "float32",

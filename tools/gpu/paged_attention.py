@@ -7,15 +7,12 @@ from typing import Any
 import onnx
 import onnxruntime
 import torch
-from onnx import TensorProto, helper
+from onnx import helper
+
+from tandemrt.engines.dtypes import ONNX
 
 BLOCK = 256
 _INPUTS = ("qkv", "key_cache", "value_cache", "cumulative", "past", "table", "cosine", "sine", "slots", "bounds")
-_ELEMENTS = {
-    torch.bfloat16: TensorProto.BFLOAT16,
-    torch.float16: TensorProto.FLOAT16,
-    torch.int32: TensorProto.INT32,
-}
 
 
 def paged_attention(shape: Any, replay: Callable[[Callable[[], None], int, torch.cuda.Stream], float]) -> float | None:
@@ -62,7 +59,7 @@ def paged_attention(shape: Any, replay: Callable[[Callable[[], None], int, torch
 
 def _session(shape: Any, tensors: dict[str, torch.Tensor], stream: Any) -> onnxruntime.InferenceSession:
     def value(name: str, like: str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, _ELEMENTS[tensors[like].dtype], tensors[like].shape)
+        return helper.make_tensor_value_info(name, _element(tensors[like]), tensors[like].shape)
 
     qkv, keys, values, cumulative, past, table, cosine, sine, slots, bounds = _INPUTS
     given = [qkv, "", "", keys, values, cumulative, past, table, cosine, sine, slots, "", "", "", "", "", bounds]
@@ -82,10 +79,14 @@ def _bind(session: onnxruntime.InferenceSession, tensors: dict[str, torch.Tensor
     binding = session.io_binding()
 
     def place(tensor: torch.Tensor) -> tuple[Any, ...]:
-        return tensor.device.type, 0, _ELEMENTS[tensor.dtype], list(tensor.shape), tensor.data_ptr()
+        return tensor.device.type, 0, _element(tensor), list(tensor.shape), tensor.data_ptr()
 
     for name in _INPUTS:
         binding.bind_input(name, *place(tensors[name]))
     for name, source in (("mixed", "mixed"), ("key_out", "key_cache"), ("value_out", "value_cache")):
         binding.bind_output(name, *place(tensors[source]))
     return binding
+
+
+def _element(tensor: torch.Tensor) -> int:
+    return ONNX[str(tensor.dtype).removeprefix("torch.")]

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 
 from tandemrt.engines.errors import BackendUnavailable, BadRecipe
-from tandemrt.engines.gpus import target_of
+from tandemrt.engines.gpus import built_for
 from tandemrt.engines.tensorrt.library import logger
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx
 from tandemrt.engines.user_cache import cache_folder, write_file
 
 
 def configure(trt: Any, config: Any, options: TensorRt | TensorRtRtx) -> str:
-    """Set ``options`` and return the target of the engine, "sm_86+sm_120". Raises BadRecipe or BackendUnavailable."""
+    """Set ``options``; return what the engine is built for, "sm_86+sm_120". Raises BadRecipe or BackendUnavailable."""
     if isinstance(options, TensorRtRtx):
         _name_gpus(trt, config, options.compute_capabilities)
-        return target_of(options.compute_capabilities)
+        return built_for(options.compute_capabilities)
     if options.version_compatible:
         config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
     level = options.hardware_compatibility.upper()
@@ -30,8 +30,8 @@ def configure(trt: Any, config: Any, options: TensorRt | TensorRtRtx) -> str:
         config.set_flag(flag)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # the inspector tells what each layer became
     if options.hardware_compatibility == "ampere_plus":
-        return target_of(["8.0"], and_later=True)
-    return target_of([".".join(map(str, gpu()))])
+        return built_for(["8.0"], and_later=True)
+    return built_for([".".join(map(str, gpu()))])
 
 
 def gpu() -> tuple[int, int]:

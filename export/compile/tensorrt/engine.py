@@ -30,7 +30,7 @@ class EngineReport:
     path: Path
     inspection: Path
     compiler: str
-    target: str
+    built_for: str
     layers: Mapping[str, int]
     contract: Contract
     nbytes: int
@@ -65,7 +65,7 @@ def build_engine(
     builder = _builder(trt, options.name)
     network = parse(trt, builder, onnx_path)
     config = builder.create_builder_config()
-    target = configure(trt, config, options)
+    built_for = configure(trt, config, options)
     timings = (timing_cache or timing_cache_file(trt)) if isinstance(options, TensorRt) else None
     if timings:
         load_timings(config, timings)
@@ -86,13 +86,13 @@ def build_engine(
     _write(engine_path, plan)
     layers = count_layers(network)
     inspection = inspector.write(
-        engine_path, trt, compiler=compiler, target=target, layers=layers, shapes=shapes, profiles=profiles
+        engine_path, trt, compiler=compiler, built_for=built_for, layers=layers, shapes=shapes, profiles=profiles
     )
     return EngineReport(
         path=engine_path,
         inspection=inspection,
         compiler=compiler,
-        target=target,
+        built_for=built_for,
         layers=layers,
         contract=contract_of(trt, network),
         nbytes=engine_path.stat().st_size,

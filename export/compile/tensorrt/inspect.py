@@ -24,17 +24,17 @@ def write(
     trt: Any,
     *,
     compiler: str,
-    target: str,
+    built_for: str,
     layers: Mapping[str, int],
     shapes: Mapping[str, tuple[int | str, ...]],
     profiles: Mapping[str, Profile],
 ) -> Path:
     """Write the report of ``engine`` and return its file."""
-    opened, reason = _open(engine, trt, target)
+    opened, reason = _open(engine, trt, built_for)
     memory = [opened.get_device_memory_size_for_profile_v2(i) if opened else None for i in range(len(profiles))]
     report = {
         "compiler": compiler,
-        "target": target,
+        "built_for": built_for,
         "engine_bytes": engine.stat().st_size,
         "network_layers": dict(layers),
         "native": native_layers(layers),
@@ -54,12 +54,12 @@ def file_of(engine: Path) -> Path:
     return engine.with_suffix(SUFFIX)
 
 
-def _open(engine: Path, trt: Any, target: str) -> tuple[Any, str | None]:
+def _open(engine: Path, trt: Any, built_for: str) -> tuple[Any, str | None]:
     if not torch.cuda.is_available():
         return None, "this machine has no GPU"
     capability = torch.cuda.get_device_capability()
-    if not covers(target, capability):
-        return None, f"built for {target}; the GPU here is {name_of(capability)}"
+    if not covers(built_for, capability):
+        return None, f"built for {built_for}; the GPU here is {name_of(capability)}"
     log = logger(trt)
     log.forget()
     runtime = trt.Runtime(log)

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.dtypes import from_tensorrt
 from tandemrt.engines.errors import BackendUnavailable
-from tandemrt.engines.tensorrt.library import DTYPES, logger
+from tandemrt.engines.tensorrt.library import logger
 
 # Layers that TensorRT has of its own for what other backends compute from many small operators.
 NATIVE = {"attention": "ATTENTION_INPUT", "cache update": "KV_CACHE_UPDATE", "rotary embedding": "ROTARY_EMBEDDING"}
@@ -32,7 +34,7 @@ def contract_of(trt: Any, network: Any) -> Contract:
     """The bindings of a network. An output aliases an input where a layer updates that input in place."""
 
     def bindings(tensors: list[Any]) -> tuple[Binding, ...]:
-        return tuple(Binding(t.name, DTYPES.get(t.dtype.name, t.dtype.name), symbols(t)) for t in tensors)
+        return tuple(Binding(t.name, from_tensorrt(t.dtype.name), symbols(t)) for t in tensors)
 
     updates = [layer for layer in layers(network) if layer.type == trt.LayerType.KV_CACHE_UPDATE]
     aliases = tuple((layer.get_output(0).name, layer.get_input(0).name) for layer in updates)

@@ -1,45 +1,25 @@
 """Optimization profiles: the sizes an engine is tuned for, one profile per use."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from tandemrt.engines.calls import Range, Use, decoder_uses, head_use
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.recipe import Recipe
 
-
-class Range(NamedTuple):
-    """The sizes a symbolic dimension may take; ``best`` is the one the engine is tuned for."""
-
-    least: int
-    best: int
-    most: int
-
-
-Profile = Mapping[str, Range]  # symbol of the contract (batch, query, rows, window, ...) -> sizes
+Profile = Use  # symbol of the contract (batch, query, rows, window, ...) -> sizes
 
 
 def decoder_profiles(recipe: Recipe) -> dict[str, Profile]:
-    """The uses of a target or draft model: ``prefill`` (a chunk), ``window`` (of a round), ``single`` (one token)."""
-    batch, window, chunk = recipe.limits.batch, recipe.draft.window + 1, recipe.limits.prefill_chunk
-    one, rows = Range(1, 1, 1), Range(1, batch, batch)
-    uses: dict[str, Profile] = {
-        "prefill": {"batch": Range(1, 1, batch), "query": Range(1, chunk, chunk), "rows": one},
-        "window": {"batch": rows, "query": Range(1, window, window), "rows": Range(1, window, window)},
-        "single": {"batch": rows, "query": one, "rows": one},
-    }
-    return uses if window > 1 else {use: uses[use] for use in ("prefill", "single")}
+    """The uses of a target or draft model, a profile each."""
+    return decoder_uses(recipe.limits.batch, recipe.draft.window, recipe.limits.prefill_chunk)
 
 
 def head_profiles(recipe: Recipe, contract: Contract) -> dict[str, Profile]:
-    """The one use of an engine without weights, such as verification: a round of every size."""
-    batch, window = recipe.limits.batch, recipe.draft.window
+    """The one use of an engine without weights."""
     symbols = {dim for binding in contract.inputs for dim in binding.shape if isinstance(dim, str)}
-    sizes = {
-        "batch": Range(1, batch, batch),
-        "window": Range(0, window, window),
-        "window+1": Range(1, window + 1, window + 1),
-    }
+    sizes = head_use(recipe.limits.batch, recipe.draft.window)
     return {"round": {symbol: sizes[symbol] for symbol in sorted(symbols)}}
 
 

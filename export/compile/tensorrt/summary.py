@@ -6,6 +6,7 @@ from typing import Any
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.digest import file_digest
+from tandemrt.engines.tensorrt.library import LIBRARIES
 from tandemrt.export.compile.tensorrt.inspect import file_of
 
 
@@ -14,7 +15,9 @@ def summaries(bundle: Bundle) -> Iterator[tuple[str, dict[str, str]]]:
 
     A report that is not as it was built says nothing of its engine and is left out; ``Bundle.problems`` names it.
     """
-    for name in bundle.manifest.engines:
+    for name, engine in bundle.manifest.engines.items():
+        if engine.backend not in LIBRARIES:
+            continue
         file = file_of(bundle.path(name))
         expected = bundle.manifest.files.get(file.relative_to(bundle.folder).as_posix())
         if expected and file.is_file() and file_digest(file) == expected.sha256:
@@ -26,7 +29,7 @@ def _rows(report: dict[str, Any]) -> dict[str, str]:
     fused = report["engine_layers"]
     rows = {
         "compiler": report["compiler"],
-        "built for": report["target"],
+        "built for": report["built_for"],
         "native layers": native or "none",
         "network": f"{sum(report['network_layers'].values())} layers as parsed",
         "engine": f"{len(fused)} layers" if fused is not None else f"not opened: {report['engine_not_opened']}",

@@ -53,7 +53,7 @@ class TensorRtEngine:
         contract = bundle.contract(name)
         require_bindings(name, engine, contract)
         require_profiles(name, contract, bundle.limits, profiles_of(engine, contract))
-        key = bundle.manifest.files[bundle.engine(name).file].sha256
+        key = bundle.manifest.files[bundle.engine(name).files[0]].sha256
         return cls(trt, engine, name, contract, device, key=key)
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "TensorRtCall":  # noqa: ARG002

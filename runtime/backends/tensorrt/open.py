@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
+from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.contract import Binding, Contract
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.dtypes import from_tensorrt
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
 from tandemrt.engines.gpus import Capability, covers, name_of
 from tandemrt.engines.manifest import Engine as Entry
 from tandemrt.engines.manifest import EngineName
-from tandemrt.engines.tensorrt.library import DTYPES, load, logger
+from tandemrt.engines.tensorrt.library import load, logger
 from tandemrt.runtime.backends.tensorrt.plan import Profile, Shape
 
 
@@ -35,11 +37,11 @@ def open_file(bundle: Bundle, name: EngineName, device: torch.device) -> tuple[A
 
 def require_gpu(name: EngineName, entry: Entry, capability: Capability) -> None:
     """Raise BackendUnavailable unless the recipe named this kind of GPU."""
-    if not covers(entry.target, capability):
+    if not covers(entry.built_for, capability):
         fix = "add it to backend.compute_capabilities" if entry.backend == "tensorrt-rtx" else "build on this GPU"
         raise BackendUnavailable(
-            f"engine {name!r}: built for {entry.target}; the GPU here is {name_of(capability)}. Run it on a GPU that "
-            f"the recipe names, or {fix} and build the bundle again"
+            f"engine {name!r}: built for {entry.built_for}; the GPU here is {name_of(capability)}. Run it on a GPU "
+            f"that the recipe names, or {fix} and build the bundle again"
         )
 
 
@@ -60,9 +62,9 @@ def deserialise(trt: Any, name: EngineName, entry: Entry, file: Path) -> Any:
             return engine
         why = "; ".join((*_diagnoses(trt, runtime, data), log.said()))
     raise BackendUnavailable(
-        f"engine {name!r}: {entry.backend} {trt.__version__} cannot open {file.name}, built for {entry.target}: {why}. "
-        "An engine opens with the release that built it (export inspect tells which), on a GPU that it was built for; "
-        "install that release or build the bundle again"
+        f"engine {name!r}: {entry.backend} {trt.__version__} cannot open {file.name}, built for {entry.built_for}: "
+        f"{why}. An engine opens with the release that built it (export inspect tells which), on a GPU that it was "
+        "built for; install that release or build the bundle again"
     )
 
 
@@ -74,7 +76,7 @@ def contract_of(engine: Any) -> Contract:
         name = engine.get_tensor_name(i)
         dtype = engine.get_tensor_dtype(name).name
         kind = engine.get_tensor_mode(name).name
-        kinds[kind].append(Binding(name, DTYPES.get(dtype, dtype), tuple(engine.get_tensor_shape(name))))
+        kinds[kind].append(Binding(name, from_tensorrt(dtype), tuple(engine.get_tensor_shape(name))))
         if kind == "OUTPUT" and (source := engine.get_aliased_input_tensor(name)):
             aliases.append((name, source))
     return Contract(tuple(kinds["INPUT"]), tuple(kinds["OUTPUT"]), tuple(aliases))

@@ -4,28 +4,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.calls import outermost
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
 from tandemrt.engines.manifest import EngineName, Limits
 
 Shape = tuple[int, ...]
-Sizes = dict[str, int]
 Profile = Mapping[str, tuple[Shape, Shape, Shape]]  # input -> least, best and largest shape
-
-
-def sizes_of_calls(engine: EngineName, limits: Limits) -> list[Sizes]:
-    """The smallest and largest sizes that rounds and prefill use, by the symbols of the contract."""
-    window, found = limits.window, []
-    for batch in dict.fromkeys((1, limits.batch)):
-        if engine == "target":
-            found += [{"batch": batch, "query": rows, "rows": rows} for rows in dict.fromkeys((1, window + 1))]
-        elif engine == "draft":
-            found += [{"batch": batch, "query": query, "rows": 1} for query in (1, 2)]
-        else:
-            found += [{"batch": batch, "window": k, "window+1": k + 1} for k in dict.fromkeys((0, window))]
-    if engine in ("target", "draft"):
-        found += [{"batch": 1, "query": query, "rows": 1} for query in dict.fromkeys((1, limits.prefill_chunk))]
-    return found
 
 
 def choose_profile(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int | None:
@@ -43,7 +28,7 @@ def choose_profile(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> 
 
 def require_profiles(engine: EngineName, contract: Contract, limits: Limits, profiles: Sequence[Profile]) -> None:
     """Raise BadBundle unless every call that the bundle's limits allow has a profile."""
-    for sizes in sizes_of_calls(engine, limits):
+    for sizes in outermost(engine, limits.batch, limits.window, limits.prefill_chunk):
         shapes = {binding.name: binding.resolve(sizes) for binding in contract.inputs}
         if choose_profile(profiles, shapes) is None:
             asked = ", ".join(f"{symbol} {size}" for symbol, size in sizes.items())

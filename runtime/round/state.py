@@ -1,22 +1,10 @@
 """What the device knows of each slot: where it stands in its text and how it samples."""
 
-from dataclasses import dataclass
-
 import torch
 
 from tandemrt.runtime.device import upload
-
-
-@dataclass(frozen=True)
-class SlotParams:
-    """How one request samples, as the operators take it (engines/contract.py)."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int  # bits of an unsigned 64-bit integer, as a signed one
-    rule: int
+from tandemrt.runtime.requests.request import SlotParams
+from tandemrt.runtime.requests.running import Running
 
 
 class SlotState:
@@ -27,14 +15,17 @@ class SlotState:
     first row of a window decides, ``length`` + 1.
     """
 
-    INTEGERS = ("length", "position", "top_k", "seed", "rule")
+    PLACE = ("length", "position")
+    INTEGERS = ("top_k", "seed", "rule")
     FLOATS = ("temperature", "top_p", "min_p")
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.newest = torch.zeros(slots, 2, dtype=torch.int64, device=device)
-        self._integers = torch.zeros(len(self.INTEGERS), slots, dtype=torch.int64, device=device)
+        all_integers = torch.zeros(len(self.PLACE) + len(self.INTEGERS), slots, dtype=torch.int64, device=device)
+        self._place, self._integers = all_integers[: len(self.PLACE)], all_integers[len(self.PLACE) :]
+        self._all_integers = all_integers  # one piece of memory, so that a slot is emptied at once
         self._floats = torch.zeros(len(self.FLOATS), slots, dtype=torch.float32, device=device)
-        self._rows = dict(zip(self.INTEGERS, self._integers, strict=True))
+        self._rows = dict(zip((*self.PLACE, *self.INTEGERS), all_integers, strict=True))
         self._rows |= dict(zip(self.FLOATS, self._floats, strict=True))
         self._ramp = torch.arange(2, device=device)
 
@@ -45,24 +36,28 @@ class SlotState:
 
     def sampling(self, batch: int) -> dict[str, torch.Tensor]:
         """The bindings that verification and drafting share, under their contract names."""
-        return {name: self.view(name, batch) for name in (*self.FLOATS, "top_k", "seed", "rule", "position")}
+        return {name: self.view(name, batch) for name in (*self.FLOATS, *self.INTEGERS, "position")}
 
-    def admit(self, slot: int, params: SlotParams) -> None:
-        """Give ``slot`` to a new request."""
-        upload([params.top_k, params.seed, params.rule], self._integers[2:5, slot])
+    def join(self, running: Running) -> None:
+        """See SlotListener.join."""
+        self.sample(running.slot, running.request.slot_params())
+
+    def sample(self, slot: int, params: SlotParams) -> None:
+        """Let ``slot`` sample as ``params`` say."""
+        upload([params.top_k, params.seed, params.rule], self._integers[:, slot])
         upload([params.temperature, params.top_p, params.min_p], self._floats[:, slot])
 
     def place(self, slot: int, *, length: int, last: int, previous: int) -> None:
         """Say where ``slot`` stands after a part of its prompt went into the caches."""
-        upload([length, length + 1], self._integers[:2, slot])
+        upload([length, length + 1], self._place[:, slot])
         upload([previous, last], self.newest[slot])
 
-    def vacate(self, slot: int) -> None:
-        """Let ``slot`` stand at the beginning, sampling greedily, until a new request gets it."""
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave. ``slot`` stands at the beginning, sampling greedily, until a new request gets it."""
         # Free slots share the scratch block of a paged cache: with one text for all of them, which of them writes last
         # changes nothing, so a round's graph can be held to the bits of its warm-up.
         self.newest[slot].zero_()
-        self._integers[:, slot].zero_()
+        self._all_integers[:, slot].zero_()
         self._floats[:, slot].zero_()
 
     def advance(self, tokens: torch.Tensor, count: torch.Tensor) -> None:
@@ -70,8 +65,8 @@ class SlotState:
         newest = self.newest[: len(count)]
         # Behind the two newest tokens stand the emitted ones: the newest two are those at `count` and `count` + 1.
         torch.gather(torch.cat([newest, tokens], 1), 1, count[:, None] + self._ramp, out=newest)
-        self._integers[:2, : len(count)].add_(count)
+        self._place[:, : len(count)].add_(count)
 
     def moving(self, batch: int) -> dict[str, torch.Tensor]:
         """What ``advance`` changes of slots [0, batch): ``length`` and ``position`` [batch], ``newest`` [batch, 2]."""
-        return {**{name: self.view(name, batch) for name in ("length", "position")}, "newest": self.newest[:batch]}
+        return {**{name: self.view(name, batch) for name in self.PLACE}, "newest": self.newest[:batch]}

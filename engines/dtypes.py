@@ -1,0 +1,43 @@
+"""The element types of tensors: a numpy-style name is what the project says; what others call it stands here."""
+
+ONNX = {
+    "float32": 1,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "uint32": 12,
+    "bfloat16": 16,
+}  # TensorProto.DataType, which onnx-ir and onnxruntime's IO binding use too
+BYTES = {"float32": 4, "int32": 4, "int64": 8, "bool": 1, "float16": 2, "uint32": 4, "bfloat16": 2}
+TENSORRT = {
+    "float32": "FLOAT",
+    "float16": "HALF",
+    "bfloat16": "BF16",
+    "int64": "INT64",
+    "int32": "INT32",
+    "bool": "BOOL",
+}  # the members of its DataType
+# Of a kernel's name, by the dtype it computes in. These are the dtypes a decoder may compute in, half of them halves.
+KERNEL_SUFFIX = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+HALF = ("float16", "bfloat16")
+
+
+def from_onnx(element_type: int) -> str:
+    """The name of TensorProto.DataType ``element_type``; one that is not ours is said as a number."""
+    return _NAMES.get(element_type, f"ONNX type {element_type}")
+
+
+def from_onnxruntime(written: str) -> str:
+    """The name of what a session calls ``tensor(float)``; as it is written where it is not ours."""
+    return _SESSION.get(written, written)
+
+
+def from_tensorrt(member: str) -> str:
+    """The name of the member ``HALF`` of TensorRT's DataType; as it is written where it is not ours."""
+    return _TENSORRT.get(member, member)
+
+
+_NAMES = {number: name for name, number in ONNX.items()}
+_SESSION = {f"tensor({'float' if name == 'float32' else name})": name for name in ONNX}
+_TENSORRT = {written: name for name, written in TENSORRT.items()}

@@ -1,0 +1,29 @@
+"""What a bundle's manifest alone says against a request: asked before any engine opens, and again at admission."""
+
+from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.manifest import Manifest
+from tandemrt.engines.params import SamplingParams
+
+
+def require_fit(params: SamplingParams, manifest: Manifest, window: int | None = None) -> None:
+    """Raise BadRequest unless the bundle can serve ``params`` for a prompt of one token.
+
+    ``window`` is the most drafted tokens of a round where the bundle is opened; None: the bundle's own.
+    """
+    limits = manifest.limits
+    most = limits.window if window is None else window
+    if params.max_tokens is not None and params.max_tokens >= limits.length:
+        raise BadRequest(
+            f"max_tokens: prompt and output must fit the engine's length {limits.length}, received "
+            f"{params.max_tokens}; ask for at most {limits.length - 1} or build the bundle with a larger limits.length"
+        )
+    if params.window is not None and params.window > most:
+        raise BadRequest(f"window: this runtime drafts at most {most} tokens per round, received {params.window}")
+    beyond = [token for token in params.logit_bias or () if token >= manifest.valid_tokens]
+    if beyond:
+        raise BadRequest(f"logit_bias: token ids must be in 0..{manifest.valid_tokens - 1}, received {beyond[0]}")
+    if params.thinking_token_budget is not None and manifest.markers is None:
+        raise BadRequest(
+            f"thinking_token_budget: this bundle names no reasoning markers, received {params.thinking_token_budget}; "
+            "build it with [reasoning] in the recipe"
+        )

@@ -1,0 +1,157 @@
+"""The operators of the ``tandemrt`` domain, once: what each reads, makes and changes in place.
+
+Everything that has to know one reads it here: contracts, decoders, ONNX functions, kernels, TensorRT's plugins, checks
+and tests. What runs an operator are its faces (plugins/faces.py). Shapes mix integers and symbols; ``T`` is the dtype
+that a decoder computes in.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tandemrt.engines.binding import Binding, Dim
+
+T = "T"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """One operator. ``attributes`` are all required; ``in_place`` pairs an output with the input whose memory it has.
+
+    ``optional`` names inputs and outputs that may be left out, at the end of their lists. ``kernels`` is the file of
+    the operator's CUDA kernels, without its suffix.
+    """
+
+    name: str
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    kernels: str
+    attributes: Mapping[str, Literal["int", "float"]] = field(default_factory=dict)
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Binding:
+        for binding in (*self.inputs, *self.outputs):
+            if binding.name == name:
+                return binding
+        raise KeyError(name)
+
+    def resolved(self, bindings: tuple[Binding, ...], *, dtype: str, **sizes: int) -> tuple[Binding, ...]:
+        """``bindings`` of this operator with ``dtype`` for T and an integer for every symbol of ``sizes``."""
+
+        def shape(binding: Binding) -> tuple[Dim, ...]:
+            return tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in binding.shape)
+
+        return tuple(Binding(b.name, dtype if b.dtype == T else b.dtype, shape(b)) for b in bindings)
+
+
+# Per-request sampling state, the same for verification and drafting. `seed` carries the bits of an unsigned 64-bit
+# integer; `position` is the index, in prompt plus output, of the token that row 0 decides.
+SAMPLING = (
+    Binding("temperature", "float32", ("batch",)),
+    Binding("top_k", "int64", ("batch",)),
+    Binding("top_p", "float32", ("batch",)),
+    Binding("min_p", "float32", ("batch",)),
+    Binding("seed", "int64", ("batch",)),
+    Binding("position", "int64", ("batch",)),
+    Binding("rule", "int64", ("batch",)),
+)
+_WINDOW_LOGITS = Binding("logits", T, ("batch", "window+1", "vocab"))
+_DRAFT_TOKENS = Binding("draft_tokens", "int64", ("batch", "window"))
+_CACHE: tuple[Dim, ...] = ("blocks", "kv_heads", "block_size", "head_dim")
+_DRAFTS = (_DRAFT_TOKENS, Binding("draft_len", "int64", ("batch",)))
+_EMITTED = (Binding("tokens", "int64", ("batch", "window+1")), Binding("count", "int64", ("batch",)))
+
+SCHEMAS = {
+    schema.name: schema
+    for schema in (
+        Schema(
+            "token_bitmask",
+            inputs=(_WINDOW_LOGITS, Binding("bitmask", "int32", ("batch", "window+1", "words"))),
+            outputs=(Binding("masked", T, ("batch", "window+1", "vocab")),),
+            kernels="verify",
+        ),
+        Schema(
+            "adjust_logits",
+            inputs=(
+                _WINDOW_LOGITS,
+                _DRAFT_TOKENS,
+                Binding("entry_tokens", "int32", ("batch", "entries")),
+                Binding("entry_counts", "int32", ("batch", "entries")),
+                Binding("entry_in_prompt", "int32", ("batch", "entries")),
+                Binding("entry_bias", "float32", ("batch", "entries")),
+                Binding("entry_len", "int32", ("batch",)),
+                Binding("presence", "float32", ("batch",)),
+                Binding("frequency", "float32", ("batch",)),
+                Binding("repetition", "float32", ("batch",)),
+            ),
+            outputs=(Binding("adjusted", T, ("batch", "window+1", "vocab")),),
+            in_place={"adjusted": "logits"},
+            kernels="adjust",
+        ),
+        Schema("verify_draft", inputs=(_WINDOW_LOGITS, *_DRAFTS, *SAMPLING), outputs=_EMITTED, kernels="verify"),
+        # A name of its own: a TensorRT plugin has a fixed number of inputs, and is found by its name.
+        Schema(
+            "verify_draft_probs",
+            inputs=(
+                _WINDOW_LOGITS,
+                *_DRAFTS,
+                *SAMPLING,
+                Binding("draft_probs", "float32", ("batch", "window", "vocab")),
+            ),
+            outputs=_EMITTED,
+            kernels="verify",
+        ),
+        Schema(
+            "sample_draft",
+            inputs=(Binding("logits", T, ("batch", 1, "vocab")), *SAMPLING),
+            outputs=(Binding("token", "int64", ("batch",)), Binding("draft_probs", "float32", ("batch", "vocab"))),
+            optional=("draft_probs",),
+            kernels="verify",
+        ),
+        Schema(
+            "window_attention",
+            inputs=(
+                Binding("qkv", T, ("batch", "query", "qkv_width")),
+                Binding("key_cache", T, _CACHE),
+                Binding("value_cache", T, _CACHE),
+                Binding("block_table", "int32", ("batch", "max_blocks")),
+                Binding("write_index", "int64", ("batch",)),
+                Binding("cosine", T, ("positions", "half_head_dim")),
+                Binding("sine", T, ("positions", "half_head_dim")),
+                Binding("q_norm", T, ("head_dim",)),
+                Binding("k_norm", T, ("head_dim",)),
+            ),
+            outputs=(
+                Binding("mixed", T, ("batch", "query", "mixed_width")),
+                Binding("present_key_cache", T, _CACHE),
+                Binding("present_value_cache", T, _CACHE),
+            ),
+            attributes={
+                "heads": "int",
+                "kv_heads": "int",
+                "sliding_window": "int",
+                "scale": "float",
+                "epsilon": "float",
+            },
+            in_place={"present_key_cache": "key_cache", "present_value_cache": "value_cache"},
+            optional=("q_norm", "k_norm"),
+            kernels="attention",
+        ),
+        Schema(
+            "swiglu",
+            inputs=(Binding("gate_up", T, ("batch", "query", "gate_up_width")),),
+            outputs=(Binding("activated", T, ("batch", "query", "width")),),
+            kernels="swiglu",
+        ),
+    )
+}
+
+# The engines without weights are an operator each; verification masks the logits first, as token_bitmask does.
+HEADS = {
+    "adjust": "adjust_logits",
+    "verify": "verify_draft",
+    "verify_probs": "verify_draft_probs",
+    "propose": "sample_draft",
+    "propose_probs": "sample_draft",
+}

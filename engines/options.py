@@ -1,0 +1,209 @@
+"""How a bundle is opened: every option of ``LLM``, defined once.
+
+``LLM``, the commands that open a bundle (engines/command_options.py) and the parameters of a served model
+(engines/deployment.py) derive from ``RuntimeOptions``: an option added here reaches all of them. What a type checker
+must see is written out once more, in ``OpeningOptions``; a test holds both together.
+"""
+
+from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Annotated, Any, Protocol, TypedDict, cast
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+
+from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.manifest import Limits
+from tandemrt.engines.validation import Section, explain, refuse
+
+Window = int | Mapping[int, int]
+
+
+def window_problem(window: object, limit: int | None = None) -> str:
+    """Say what is wrong with ``window``, drafted tokens per round or a table of them; "" if nothing is.
+
+    ``limit`` is the bundle's window; None if it is not known.
+    """
+    table: dict[Any, Any] = dict(window) if isinstance(window, Mapping) else {1: window}
+    for each in table.values():
+        if not _is_count(each) or (limit is not None and each > limit):
+            bound = "must be 0 or more" if limit is None else f"the bundle was built for 0..{limit}"
+            return f"{bound} drafted tokens per round, received {each!r}"
+    if any(not _is_count(live) or live < 1 for live in table) or 1 not in table:
+        most = 4 if limit is None else limit
+        return (
+            f"a table must map numbers of requests, 1 among them, to drafted tokens per round, received {table}; "
+            f"for example {{1: {most}, 33: {most // 2}}}"
+        )
+    return ""
+
+
+def window_from_text(text: str) -> Window:
+    """Read ``4``, or ``1:4,33:2`` as a table from numbers of requests to windows. Raises BadRequest."""
+    try:
+        if ":" not in text:
+            return int(text)
+        pairs = [(int(live), int(window)) for live, _, window in (part.partition(":") for part in text.split(","))]
+    except ValueError:
+        pairs = []
+    if not pairs or len(dict(pairs)) < len(pairs):
+        raise BadRequest(f"window: must be a number, or a table such as 1:4,33:2, received {text[:200]!r}")
+    return dict(pairs)
+
+
+def window_to_text(window: Window) -> str:
+    """Write a window the way ``window_from_text`` reads it."""
+    return ",".join(f"{live}:{each}" for live, each in window.items()) if isinstance(window, Mapping) else str(window)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _device(value: Any) -> str:
+    written = str(value)  # a torch.device writes itself this way
+    kind, colon, number = written.partition(":")
+    if kind not in ("cpu", "cuda") or bool(colon) != number.isdecimal():
+        raise refuse(f"must be 'cpu', 'cuda' or 'cuda:N', received {written!r}; choose one of them")
+    return written
+
+
+def _window(value: Any) -> Any:
+    if problem := window_problem(value):
+        raise refuse(problem)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _threads(value: int) -> int:
+    if value < 1:
+        raise refuse(f"at least one is needed, received {value}; None gives one per core")
+    return value
+
+
+def _queue_limit(value: int) -> int:
+    if value < 1:
+        raise refuse(f"at least one request must be able to wait, received {value}")
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float | bool):
+        raise refuse(f"must be an integer, received {value!r}; give a number of tokens, or None")
+    return value
+
+
+def _cache_tokens(value: int) -> int:
+    if value < 1:
+        raise refuse(f"a cache must hold at least one token, received {value}")
+    return value
+
+
+class RuntimeOptions(Section):
+    """How a bundle is opened and run. Unknown names and values out of range raise BadRequest.
+
+    Each field's description is its help on the command line and in docs/guide.md. None leaves the choice to the
+    bundle or the machine.
+    """
+
+    device: Annotated[str, BeforeValidator(_device)] | None = Field(
+        default=None, description="where to run: cpu, cuda or cuda:N; default: what the bundle was built for"
+    )
+    window: Annotated[Window, BeforeValidator(_window)] | None = Field(
+        default=None,
+        description="drafted tokens per round, at most the bundle's (the default), 0: no speculation; or a table, "
+        "1:4,33:2: from so many running requests on, so many tokens",
+    )
+    overlap: bool | None = Field(
+        default=None,
+        description="run the target while the host commits and fills, the tokens are the same; default: on a GPU",
+    )
+    threads: Annotated[int, AfterValidator(_threads)] | None = Field(
+        default=None, description="CPU threads per engine; default: one per core"
+    )
+    queue_limit: Annotated[int, AfterValidator(_queue_limit)] = Field(
+        default=256, description="requests that may wait for a slot"
+    )
+    grammar_timeout_s: float = Field(
+        default=10.0, gt=0.0, description="the longest a grammar may take to compile, in seconds"
+    )
+    cache_tokens: Annotated[int, BeforeValidator(_whole), AfterValidator(_cache_tokens)] | None = Field(
+        default=None,
+        description="tokens that a paged cache holds for all requests together; a request waits for room for its "
+        "prompt and max_tokens; default: the bundle's",
+    )
+    cuda_graphs: bool = Field(
+        default=True,
+        description="replay the pieces of a round as CUDA graphs, captured when the bundle opens; off is for finding "
+        "faults",
+    )
+    profile: bool = Field(default=False, description="measure the device's time by piece (metrics.device_ms_per_round)")
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise BadRequest(explain(error)) from error
+
+    def given(self) -> "OpeningOptions":
+        """Return the options that were given, as arguments of ``LLM``."""
+        return cast("OpeningOptions", self._set())
+
+    def served(self) -> "ServedOptions":
+        """Return the options that were given but the device, which in a server is each instance's."""
+        return cast("ServedOptions", {name: value for name, value in self._set().items() if name != "device"})
+
+    def require_fit(self, limits: Limits) -> None:
+        """Raise BadRequest unless a bundle of these ``limits`` can be opened so; its engines need not be there."""
+        if self.window is not None and (problem := window_problem(self.window, limits.window)):
+            raise BadRequest(f"window: {problem}")
+        if self.cache_tokens is not None and limits.cache_blocks is None:
+            raise BadRequest(
+                f"cache_tokens: this bundle's cache is linear, a row of {limits.capacity} tokens for each of "
+                f"{limits.batch} slots, received {self.cache_tokens}; leave it out"
+            )
+
+    @property
+    def largest_window(self) -> int | None:
+        """The most drafted tokens of a round; None: the bundle's."""
+        return max(self.window.values()) if isinstance(self.window, Mapping) else self.window
+
+    def _set(self) -> dict[str, Any]:
+        known = {name: getattr(self, name) for name in RuntimeOptions.model_fields if name in self.model_fields_set}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+class Device(Protocol):
+    """What a torch.device is to code that does not import torch."""
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def index(self) -> int | None: ...
+
+
+class ServedOptions(TypedDict, total=False):
+    """The keywords of RuntimeOptions for a model in a server, which says itself where an instance runs."""
+
+    window: Window | None
+    overlap: bool | None
+    threads: int | None
+    queue_limit: int
+    grammar_timeout_s: float
+    cache_tokens: int | None
+    cuda_graphs: bool
+    profile: bool
+
+
+class OpeningOptions(ServedOptions, total=False):
+    """The keywords of RuntimeOptions, for type checkers."""
+
+    device: str | Device | None
+
+
+def signature(own: Sequence[Parameter]) -> Signature:
+    """Return the signature of a callable that takes ``own`` parameters, then every option by keyword."""
+    options = (
+        Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=OpeningOptions.__annotations__[name])
+        for name, field in RuntimeOptions.model_fields.items()
+    )
+    return Signature([*own, *options])

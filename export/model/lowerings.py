@@ -1,0 +1,52 @@
+"""What differs between the lowerings of a decoder; everything else is written once, in export/model/layers.py."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from tandemrt.export.model.activation import GatedActivation, explicit_silu, packed_swiglu
+from tandemrt.export.model.attention import AttentionMaker, LinearCacheAttention
+from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.paged_attention import PagedAttention
+from tandemrt.export.model.rows import gather_row_elements, gather_rows
+from tandemrt.export.passes.residual_norms import fuse_residual_norms
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.functions import swiglu, window_attention
+
+Lowering = Literal["length", "mask", "paged"]
+
+
+@dataclass(frozen=True)
+class Strategies:
+    """How a lowering writes the parts of a decoder, and what it makes of the graph afterwards.
+
+    ``pick`` picks the rows that get logits: in front of the last norm, or, ``pick_early``, right behind the last
+    attention. ``functions`` are the bodies behind the operators of the project, ``passes`` change the graph in place.
+    """
+
+    attention: AttentionMaker
+    activation: GatedActivation
+    pick: Callable[[GraphBuilder, ir.Value, ir.Value], ir.Value]
+    pick_early: bool = False
+    functions: Callable[[ModelSpec], tuple[ir.Function, ...]] = lambda _spec: ()
+    passes: tuple[Callable[[ir.Model], None], ...] = ()
+
+
+def _paged_functions(spec: ModelSpec) -> tuple[ir.Function, ...]:
+    return window_attention(qk_norm=spec.qk_norm), swiglu()
+
+
+STRATEGIES: Mapping[Lowering, Strategies] = {
+    "length": Strategies(LinearCacheAttention.by_length, explicit_silu, gather_rows),
+    "mask": Strategies(LinearCacheAttention.by_mask, explicit_silu, gather_rows),
+    "paged": Strategies(
+        PagedAttention.over_blocks,
+        packed_swiglu,
+        gather_row_elements,
+        pick_early=True,
+        functions=_paged_functions,
+        passes=(fuse_residual_norms,),
+    ),
+}

@@ -1,0 +1,96 @@
+"""Any operator on a CPU: its ONNX function in a session of onnxruntime, with its tensors bound in place."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from tandemrt.engines.dtypes import ONNX
+from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.operators import SCHEMAS, Schema, T
+from tandemrt.plugins import faces
+from tandemrt.plugins.functions.body import OPSET
+from tandemrt.plugins.launch import Context, Tensors
+from tandemrt.plugins.operators import DOMAIN
+
+_IR_VERSION = 11
+
+
+class FunctionCall:
+    """A session with its tensors bound."""
+
+    def __init__(self, session: Any, binding: Any, keep: tuple[torch.Tensor, ...]) -> None:
+        self._session = session
+        self._binding = binding
+        self._keep = keep  # the binding holds bare addresses
+
+    def run(self) -> None:
+        """Run once."""
+        self._session.run_with_iobinding(self._binding)
+
+
+def launch(operator: str, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> FunctionCall:
+    """Bind ``operator``; see plugins/launch.py. Sessions are shared by calls of one dtype and one set of attributes.
+
+    Raises BackendUnavailable without onnxruntime.
+    """
+    schema = SCHEMAS[operator]
+    said = tuple((name, attributes[name]) for name in schema.attributes)
+    kinds = tuple((name, _dtype(tensor), tensor.dim()) for name, tensor in sorted(tensors.items()))
+    session = context.keep((operator, said, kinds), lambda: _open(schema, tensors, dict(said), context.threads))
+    binding = session.io_binding()
+    for given in schema.inputs:
+        if given.name in tensors:
+            binding.bind_input(given.name, *_place(tensors[given.name]))
+    for made in schema.outputs:
+        held = tensors.get(schema.in_place.get(made.name, made.name))
+        if held is not None:
+            binding.bind_output(made.name, *_place(held))
+    return FunctionCall(session, binding, tuple(tensors.values()))
+
+
+def _open(schema: Schema, tensors: Tensors, attributes: Mapping[str, Any], threads: int | None) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"operator {schema.name}: runs on a CPU by onnxruntime, which is not installed: pip install 'tandemrt[cpu]'"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # Several sessions share the cores: threads that spin while they wait would take them from one another.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    model = ir.to_proto(_model(schema, tensors, attributes)).SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _model(schema: Schema, tensors: Tensors, attributes: Mapping[str, Any]) -> ir.Model:
+    """A graph of one node that carries the function. Shapes are left open: any call fits."""
+    held = {output.name: schema.in_place.get(output.name, output.name) for output in schema.outputs}
+    values = {
+        name: ir.val(name, dtype=ir.DataType(ONNX[_dtype(tensors[source])]), shape=[None] * tensors[source].dim())
+        for name, source in {**{binding.name: binding.name for binding in schema.inputs}, **held}.items()
+        if source in tensors
+    }
+    inputs, outputs = ([values.get(b.name) for b in bindings] for bindings in (schema.inputs, schema.outputs))
+    while inputs[-1] is None:
+        inputs.pop()
+    made = [value for value in outputs if value is not None]
+    node = ir.node(schema.name, inputs, dict(attributes), domain=DOMAIN, outputs=made)
+    imports = {"": OPSET, DOMAIN: 1}
+    taken = [value for value in inputs if value is not None]
+    graph = ir.Graph(taken, made, nodes=[node], name=schema.name, opset_imports=imports)
+    dtype = next(_dtype(tensors[binding.name]) for binding in schema.inputs if binding.dtype == T)
+    return ir.Model(graph, ir_version=_IR_VERSION, functions=faces.function(schema.name)(dtype, tuple(tensors)))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _place(tensor: torch.Tensor) -> tuple[str, int, int, list[int], int]:
+    """What IO binding wants to know of a tensor."""
+    return "cpu", 0, ONNX[_dtype(tensor)], list(tensor.shape), tensor.data_ptr()

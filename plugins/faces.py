@@ -1,0 +1,99 @@
+"""The faces of every operator: what computes it, by where it runs. A new operator is a schema and a row here.
+
+``reference`` is the definition of correct (numpy), ``function`` its ONNX function body in standard operators, ``cuda``
+launches its kernels, ``tensorrt`` is what an ahead-of-time plugin launches. On a CPU the function runs in a session of
+onnxruntime (``cpu``), so an operator has that face for free.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tandemrt.engines.operators import SCHEMAS
+from tandemrt.plugins.launch import Context, Launcher
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from tandemrt.plugins.tensorrt.operators import Plugin
+
+
+@dataclass(frozen=True)
+class Faces:
+    """``module:name`` below ``tandemrt.plugins``; modules are imported when a face is asked for."""
+
+    reference: str
+    function: str
+    cuda: str | None = None
+    tensorrt: str | None = None
+
+
+class Function(Protocol):
+    """Makes the body of an operator, and those of the functions it calls."""
+
+    def __call__(self, dtype: str, given: Collection[str]) -> "tuple[ir.Function, ...]":
+        """For T = ``dtype`` and the optional inputs and outputs among ``given``."""
+
+
+FACES = {
+    "token_bitmask": Faces(
+        "reference.bitmask:token_bitmask", "functions.bitmask:bodies", tensorrt="tensorrt.operators:TOKEN_BITMASK"
+    ),
+    "adjust_logits": Faces("reference.adjust:adjust_logits", "functions.adjust:bodies", "kernels.adjust:launch"),
+    "verify_draft": Faces(
+        "reference.verify:verify_draft",
+        "functions.verify:bodies",
+        "kernels.verify:launch_verify",
+        "tensorrt.operators:VERIFY_DRAFT",
+    ),
+    "verify_draft_probs": Faces(
+        "reference.verify:verify_draft",
+        "functions.verify:bodies_probs",
+        "kernels.verify:launch_verify",
+        "tensorrt.operators:VERIFY_DRAFT_PROBS",
+    ),
+    "sample_draft": Faces("reference.draft:sample_draft", "functions.draft:bodies", "kernels.verify:launch_propose"),
+    "window_attention": Faces(
+        "reference.attention:window_attention", "functions.attention:bodies", "kernels.attention:launch"
+    ),
+    "swiglu": Faces("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
+}
+
+
+def reference(operator: str) -> Callable[..., Any]:
+    """The definition in numpy."""
+    found: Callable[..., Any] = _load(FACES[operator].reference)
+    return found
+
+
+def function(operator: str) -> Function:
+    """What makes the ONNX function."""
+    found: Function = _load(FACES[operator].function)
+    return found
+
+
+def launcher(operator: str, context: Context) -> Launcher:
+    """What binds the operator to tensors on the context's device.
+
+    Raises BackendUnavailable if its kernels are not there for a CUDA device.
+    """
+    if context.device.type == "cpu":
+        from tandemrt.plugins import cpu
+
+        return partial(cpu.launch, operator)
+    context.module(SCHEMAS[operator].kernels)  # a refusal now, not in the first round
+    found: Launcher = _load(FACES[operator].cuda)
+    return found
+
+
+def plugins() -> "tuple[Plugin, ...]":
+    """The operators that are TensorRT plugins."""
+    return tuple(_load(faces.tensorrt) for faces in FACES.values() if faces.tensorrt)
+
+
+def _load(place: str | None) -> Any:
+    assert place is not None
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"tandemrt.plugins.{module}"), name)

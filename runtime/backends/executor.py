@@ -1,0 +1,122 @@
+"""Runs a decoder step by step, on any device: pieces by onnxruntime, operators by their launchers.
+
+It knows nothing about what the steps compute. On a CUDA device nothing waits, nothing is allocated and nothing is
+computed on the host in a run, so that all its steps can be captured into one CUDA graph.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.calls import Sizes, largest_calls
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.decoder import Decoder, Operator, Piece
+from tandemrt.engines.errors import InternalError
+from tandemrt.engines.manifest import EngineName
+from tandemrt.plugins.faces import launcher
+from tandemrt.plugins.launch import Call, Context
+from tandemrt.runtime.backends.base import check_tensors
+from tandemrt.runtime.backends.buffers import bytes_of, plan_buffers
+from tandemrt.runtime.backends.pieces import OpenPiece, open_piece, read_constants
+
+_LOADING = 4  # pieces that load at a time: each holds its weights in host memory meanwhile
+
+
+class Executor:
+    """An engine in steps. Buffers between them are shared by all calls, so runs must follow one another."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        contract: Contract,
+        pieces: Mapping[str, OpenPiece],
+        constants: Mapping[str, torch.Tensor],
+        context: Context,
+        largest: Sequence[Sizes],
+    ) -> None:
+        """``pieces`` by file, ``constants`` by name; ``largest`` are the largest calls, as sizes by symbol.
+
+        Raises BackendUnavailable if an operator has no kernels for the device.
+        """
+        self.contract = contract
+        self.device = context.device
+        self.capturable = self.device.type == "cuda"
+        self._decoder = decoder
+        self._pieces = pieces
+        self._constants = constants
+        self._context = context
+        self._launchers = {name: launcher(name, context) for name in {step.name for step in decoder.operators}}
+        self._largest = largest
+        self._values = {value.name: value for value in decoder.values}
+        self._buffers = plan_buffers(decoder, contract, largest)
+        self._memory = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in self._buffers.sizes]
+
+    @classmethod
+    def open(cls, bundle: Bundle, name: EngineName, device: torch.device, threads: int | None) -> "Executor":
+        """Open the decoder of engine ``name``. Raises as OnnxRuntimeEngine.open does."""
+        entry = bundle.engine(name)
+        decoder, contract = entry.decoder, entry.contract
+        assert decoder is not None
+        # Of this thread, not of those that load.
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+        def load(piece: Piece) -> OpenPiece:
+            expected = decoder.contract_of(piece, contract)
+            return open_piece(bundle.folder / piece.file, expected, device, stream, threads)
+
+        steps = [piece for piece in decoder.pieces if piece is not decoder.constants]
+        with ThreadPoolExecutor(_LOADING) as pool:
+            pieces = dict(zip((piece.file for piece in steps), pool.map(load, steps), strict=True))
+        constants = read_constants(bundle.folder / decoder.constants.file) if decoder.constants else {}
+        constants = {key: tensor.to(device) for key, tensor in constants.items()}
+        context = Context(device, bundle.kernels_dir, threads)
+        largest = largest_calls(bundle.limits.batch, bundle.limits.window, bundle.limits.prefill_chunk)
+        return cls(decoder, contract, pieces, constants, context, largest)
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "Steps":  # noqa: ARG002
+        """See Engine.bind. Raises InternalError for a call that the buffers between steps have no room for."""
+        sizes = check_tensors(self.contract, tensors, self.device)
+        named = {**tensors, **self._constants, **self._between(sizes)}
+        for output, source in self._buffers.home.items():
+            named[output] = named[source]
+        calls: list[Call] = []
+        for step in self._decoder.steps:
+            if isinstance(step, Operator):
+                calls.append(self._launch(step, named))
+            else:
+                given = {name: named[name] for name in (*step.inputs, *step.outputs)}
+                calls.append(self._pieces[step.file].bind(given))
+        return Steps(tuple(calls), named)
+
+    def _between(self, sizes: Sizes) -> dict[str, torch.Tensor]:
+        """The values between steps, where this call has them."""
+        found = {}
+        for name, buffer in self._buffers.place.items():
+            value, memory = self._values[name], self._memory[buffer]
+            shape = value.resolve(sizes)
+            if bytes_of(value.dtype, [shape]) > len(memory):
+                raise InternalError(f"bind: a call of {dict(sizes)} is larger than {list(map(dict, self._largest))}")
+            dtype = getattr(torch, value.dtype)
+            found[name] = memory.view(dtype)[: torch.Size(shape).numel()].view(shape)
+        return found
+
+    def _launch(self, step: Operator, named: Mapping[str, torch.Tensor]) -> Call:
+        in_place = step.definition.in_place
+        given = {name: named[value] for name, value in step.named_inputs().items()}
+        given |= {name: named[value] for name, value in step.named_outputs().items() if name not in in_place}
+        return self._launchers[step.name](given, step.attributes, self._context)
+
+
+class Steps:
+    """All steps of a decoder, with their tensors bound."""
+
+    def __init__(self, calls: tuple[Call, ...], keep: Mapping[str, torch.Tensor]) -> None:
+        self._calls = calls
+        self._keep = keep  # the calls hold bare addresses
+
+    def run(self) -> None:
+        """Enqueue the decoder on the device's current stream (on a CPU: run it)."""
+        for call in self._calls:
+            call.run()

@@ -1,0 +1,82 @@
+"""Who sits where: requests join slots and leave them here and nowhere else.
+
+All who keep something per slot hear it, so nobody asks whether a slot still belongs to the request that it knew.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+from tandemrt.engines.calls import capacity
+from tandemrt.engines.errors import InternalError
+from tandemrt.runtime.caches.kv_cache import Room
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.requests.waiting import Waiting
+
+
+class SlotListener(Protocol):
+    """Keeps something per slot. Between ``join`` and ``leave`` a slot is one request's."""
+
+    def join(self, running: Running) -> None:
+        """``running`` sits in its slot from now on. If this raises it does not, and all hear that it left."""
+
+    def leave(self, slot: int) -> None:
+        """Forget who sat in ``slot``; nothing happens if it is nobody that is known here."""
+
+
+class Slots:
+    """``count`` slots. Iterating gives the requests in them, in the order in which they joined.
+
+    ``room`` is asked first whether a request can join, and with the ``listeners``, in this order, hears who joins and
+    leaves. ``window``: the most tokens that a round drafts, which it may write behind the end of a text.
+
+    Only the loop's thread may let requests join and leave; any thread may look who is there.
+    """
+
+    def __init__(self, count: int, room: Room, listeners: Sequence[SlotListener], *, window: int) -> None:
+        self.count = count
+        self._room = room
+        self._listeners = tuple(listeners)
+        self._window = window
+        self._running: dict[int, Running] = {}  # in the order in which they joined
+
+    def join(self, waiting: Waiting) -> Running | None:
+        """Give the first free slot to a request. None if it must wait for room in the caches.
+
+        A request joins whole or not at all: if anybody raises, nobody holds anything of it, and the error passes on.
+        """
+        slot = next((slot for slot in range(self.count) if slot not in self._running), None)
+        if slot is None:
+            raise InternalError(f"slots: all {self.count} are taken; a request must leave before another one joins")
+        with ExitStack() as undo:
+            # All that the request may ever hold, so that it never runs out.
+            undo.callback(self._room.leave, slot)
+            if not self._room.reserve(slot, capacity(waiting.request.length, self._window)):
+                return None
+            running = Running(waiting, slot)
+            for listener in self._listeners:
+                undo.callback(listener.leave, slot)  # first: one that raises half-way may hold half
+                listener.join(running)
+            self._running[slot] = running
+            undo.pop_all()
+        return running
+
+    def leave(self, slot: int) -> None:
+        """Free ``slot``: all hear it, also behind one who raises, whose error then passes on."""
+        del self._running[slot]
+        with ExitStack() as everybody:  # who is added last hears first
+            for listener in reversed(self._listeners):
+                everybody.callback(listener.leave, slot)
+            everybody.callback(self._room.leave, slot)
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody sits in."""
+        return self.count - len(self._running)
+
+    def __len__(self) -> int:
+        """Requests in slots."""
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Running]:
+        return iter(list(self._running.values()))

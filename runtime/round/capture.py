@@ -1,0 +1,39 @@
+"""The CUDA graphs of rounds, captured when a bundle opens instead of in the middle of traffic.
+
+What is captured are the rounds of requests that ask for nothing unusual, with filters and without: every shape of
+engines/calls.py. Windows that a request lowers, the rejection rule and adjusted logits are captured when they occur.
+"""
+
+from collections.abc import Callable
+
+from tandemrt.engines import calls
+from tandemrt.runtime.round.loop import Loop
+from tandemrt.runtime.round.round import Round
+
+Progress = Callable[[int, int], None]  # graphs' rounds done, and in all
+
+
+def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None:
+    """Run a round of every shape on slots without requests, in the loop's thread. The slots are left as they were."""
+    buffers = loop.tandem.buffers
+    shapes = calls.rounds(loop.slots.count, loop.windows.of)
+    rounds = [
+        Round({}, shape.batch, shape.window, filters, frozenset()) for shape in shapes for filters in (False, True)
+    ]
+    # Everything is allowed and every draft counts, so that what a graph is checked by is what rounds really do.
+    buffers.bitmask.device.fill_(-1)
+    for done, this in enumerate(rounds):
+        progress(done, len(rounds))
+        buffers.draft_len.device.fill_(this.window)
+        _run(loop, this)
+        for slot in range(this.batch):
+            loop.tandem.state.leave(slot)
+    buffers.bitmask.device.zero_()  # as the host's twin holds it
+    buffers.draft_len.device.zero_()
+    progress(len(rounds), len(rounds))
+
+
+def _run(loop: Loop, this: Round) -> None:
+    draft_probs = loop.drafter.propose(this) if this.window and loop.drafter.ahead else None
+    loop.tandem.score(this)
+    loop.tandem.verify(this, draft_probs)

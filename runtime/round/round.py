@@ -1,0 +1,56 @@
+"""One round: what is fixed before any of its work is enqueued, and what is known of it once it is verified."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tandemrt.engines.calls import bucket
+from tandemrt.plugins.operators import Rule
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.round.windows import Windows
+
+
+@dataclass(frozen=True)
+class Round:
+    """What propose, score, fill, verify and commit take.
+
+    Attributes:
+        rows: the requests that it serves, by slot.
+        batch: slots [0, batch) are rows of its calls; those that no request has emit nothing.
+        window: drafted tokens per row.
+        filters: whether any request has what Engine.bind calls filters.
+        rules: the verification rules of its requests. Rejection reads draft probabilities.
+    """
+
+    rows: Mapping[int, Running]
+    batch: int
+    window: int
+    filters: bool
+    rules: frozenset[Rule]
+
+    @classmethod
+    def of(cls, requests: Iterable[Running], windows: Windows, slots: int) -> "Round":
+        """The round of those among ``requests`` whose prompts are in the caches, of ``slots`` slots."""
+        rows = {running.slot: running for running in requests if not running.prefilling}
+        asked = [running.request for running in rows.values()]
+        return cls(
+            rows,
+            batch=bucket(max(rows) + 1, slots) if rows else 0,
+            window=min(windows.of(len(rows)), max(request.window for request in asked)) if rows else 0,
+            filters=any(request.filters for request in asked),
+            rules=frozenset(request.rule for request in asked),
+        )
+
+    def remaining(self) -> "Round":
+        """The same calls for those who have not finished since the round was made."""
+        return replace(self, rows={slot: running for slot, running in self.rows.items() if not running.finished})
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A round that the device has decided or is about to; the host has not committed it.
+
+    ``usable``: how many drafted tokens are verified, by slot.
+    """
+
+    round: Round
+    usable: Mapping[int, int]

@@ -1,0 +1,127 @@
+"""Cases of every operator, from one generator each, and how a face is run on them and held to its definition."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from tandemrt.engines.operators import SCHEMAS
+from tandemrt.plugins.faces import launcher, reference
+from tandemrt.plugins.launch import Context
+from tandemrt.runtime.check.adjust import adjust_case
+from tests.engine import attention_cases
+from tests.engine.operator_cases import case as window_case
+
+KINDS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+# Of a result of about one, after a few roundings on the way. Laws are float32 whatever the logits are.
+NEAR = {"float32": 2e-5, "float16": 2 * 2**-10, "bfloat16": 2 * 2**-7}
+SENTINEL = -99
+LARGEST = {"batch": 24, "window+1": 5}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``inputs`` by their names in the schema; an optional output that ``outputs`` leaves out is not asked for."""
+
+    inputs: Mapping[str, np.ndarray]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    outputs: int | None = None
+
+
+def cases(operator: str, dtype: str) -> Iterator[Case]:
+    """Awkward sizes and values, with T = ``dtype``."""
+    for case in _GENERATORS[operator](KINDS[dtype]):
+        assert set(case.inputs) <= {binding.name for binding in SCHEMAS[operator].inputs}
+        yield case
+
+
+def hold(operator: str, case: Case, context: Context) -> None:
+    """Assert that the face on the context's device gives what the definition gives, and writes all of it."""
+    schema = SCHEMAS[operator]
+    made = reference(operator)(**case.inputs, **case.attributes)
+    wanted = [made] if isinstance(made, np.ndarray) else list(made)[: case.outputs]
+    tensors = {name: to_torch(array.copy()).to(context.device) for name, array in case.inputs.items()}
+    results = []
+    for binding, expected in zip(schema.outputs, wanted, strict=False):
+        if binding.name not in schema.in_place:
+            empty = torch.full(expected.shape, SENTINEL, dtype=to_torch(expected).dtype, device=context.device)
+            tensors[binding.name] = empty
+        results.append(tensors[schema.in_place.get(binding.name, binding.name)])
+    launcher(operator, context)(tensors, case.attributes, context).run()
+    for binding, expected, tensor in zip(schema.outputs, wanted, results, strict=False):
+        found, name = to_numpy(tensor), f"{operator}: {binding.name}"
+        if np.issubdtype(expected.dtype, np.integer):
+            np.testing.assert_array_equal(found, expected, err_msg=name)
+        else:
+            near = NEAR[str(expected.dtype)]
+            wide = (found.astype(np.float64), expected.astype(np.float64))
+            np.testing.assert_allclose(*wide, rtol=near, atol=near, err_msg=name)
+
+
+def to_torch(array: np.ndarray) -> torch.Tensor:
+    array = np.ascontiguousarray(array)
+    if array.dtype == KINDS["bfloat16"]:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.cpu()
+    if tensor.dtype == torch.bfloat16:
+        found: np.ndarray = tensor.view(torch.int16).numpy().view(KINDS["bfloat16"])
+        return found
+    return tensor.numpy()
+
+
+def _windows(operator: str, kind: np.dtype[Any]) -> Iterator[Case]:
+    names = [binding.name for binding in SCHEMAS[operator].inputs]
+    for vocab, window in ((33, 0), (1000, 1), (1000, 4)):
+        tensors = window_case(vocab, window)
+        logits = tensors["logits"].astype(kind)
+        yield Case({name: logits if name == "logits" else tensors[name] for name in names})
+
+
+def _drafts(kind: np.dtype[Any]) -> Iterator[Case]:
+    for case in _windows("sample_draft", kind):
+        inputs = {**case.inputs, "logits": case.inputs["logits"][:, :1]}
+        yield Case(inputs)
+        yield Case(inputs, outputs=1)
+
+
+def _adjusted(kind: np.dtype[Any]) -> Iterator[Case]:
+    for vocab, window, columns in ((33, 0, 16), (1001, 4, 64)):
+        tensors = adjust_case(vocab=vocab, window=window, columns=columns, batch=5, seed=0)
+        yield Case({**tensors, "logits": tensors["logits"].astype(kind)})
+
+
+def _attention(kind: np.dtype[Any]) -> Iterator[Case]:
+    for query, norm, sliding_window in ((1, False, 0), (5, True, 0), (16, False, 9)):
+        tensors = attention_cases.case([1, 63, 130], query, head_dim=32, norm=norm, dtype=kind)
+        given = attention_cases.attributes(head_dim=32, sliding_window=sliding_window)
+        yield Case({name: array for name, array in tensors.items() if array is not None}, given)
+
+
+def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(3)
+    for shape in ((1, 1, 74), (3, 5, 64)):
+        values = rng.normal(size=shape) * 4
+        values[0, 0, :4] = [-60000, 60000, 0, -1e-8]
+        yield Case({"gate_up": values.astype(kind)})
+
+
+def _of(operator: str) -> Callable[[np.dtype[Any]], Iterator[Case]]:
+    return lambda kind: _windows(operator, kind)
+
+
+_GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
+    "token_bitmask": _of("token_bitmask"),
+    "adjust_logits": _adjusted,
+    "verify_draft": _of("verify_draft"),
+    "verify_draft_probs": _of("verify_draft_probs"),
+    "sample_draft": _drafts,
+    "window_attention": _attention,
+    "swiglu": _gates,
+}

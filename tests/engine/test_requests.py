@@ -1,0 +1,275 @@
+"""What a request asks for is what it gets: each parameter, through the Python face, where nothing else could do it.
+
+A bias of 100 makes the model say what a test wants it to say, so that only the parameter decides what becomes of it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput, StructuredOutputs
+from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.runtime.grammars.grammar import GrammarCompiler
+from tandemrt.runtime.round.round import Round
+from tests.makers import tiny_checkpoint, write_recipe
+from tests.waiting import PATIENCE_S, eventually
+
+PAD, STOP, CALL = 262, 263, 266  # <|endoftext|>, <|im_end|>, <tool_call>
+A, B = 64, 65  # the tokens of "a" and "b"
+
+
+@pytest.fixture(scope="module")
+def opened(tiny_bundle: Path) -> Iterator[LLM]:
+    with LLM(tiny_bundle, threads=1) as llm:
+        assert llm.tokenizer.convert_tokens_to_ids(["a", "b"]) == [A, B]
+        yield llm
+
+
+@pytest.fixture
+def ask(opened: LLM) -> Callable[..., RequestOutput]:
+    def ask(prompt: Any, **params: Any) -> RequestOutput:
+        return opened.generate(prompt, SamplingParams(**({"temperature": 0.0} | params)))
+
+    return ask
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_stop_token_of_its_own_ends_a_request_and_is_named(ask, ignore_eos) -> None:
+    output = ask("x", stop_token_ids=[A], logit_bias={A: 100}, ignore_eos=ignore_eos)
+    assert (output.finish_reason, output.stop_reason, output.text) == ("stop", A, "")
+
+
+def test_a_stop_token_of_its_own_ends_a_grammar_where_the_text_is_complete(ask) -> None:
+    regex = {"regex": "[a-c]{3}[a-c]*"}
+    output = ask("x", stop_token_ids=[PAD], logit_bias={PAD: 100}, ignore_eos=True, structured_outputs=regex)
+    assert (output.finish_reason, output.stop_reason, len(output.text)) == ("stop", PAD, 3)
+
+
+def test_stop_tokens_are_forbidden_below_min_tokens(ask) -> None:
+    output = ask("x", logit_bias={STOP: 100}, min_tokens=5, max_tokens=20)
+    assert (output.finish_reason, len(output.token_ids)) == ("stop", 6)
+    assert output.token_ids.index(STOP) == 5
+
+
+@pytest.mark.parametrize(("include", "text"), [(True, "aab"), (False, "aa")])
+def test_a_stop_string_is_part_of_the_text_if_it_is_asked_for(ask, include, text) -> None:
+    regex = {"regex": "aabc"}
+    output = ask("x", stop=["b"], include_stop_str_in_output=include, structured_outputs=regex)
+    assert (output.text, output.finish_reason, output.stop_reason) == (text, "stop", "b")
+
+
+def test_an_implicit_end_of_the_recipe_ends_reasoning_and_nothing_is_forced(ask) -> None:
+    output = ask("x <think>", logit_bias={CALL: 100}, thinking_token_budget=3, max_tokens=10)
+    assert (output.reasoning, output.forced_ends) == ("", 0)
+    assert output.token_ids[0] == CALL
+
+
+@pytest.mark.parametrize(("max_tokens", "forced"), [(3, 1), (5, 1), (20, 1)])
+def test_an_output_ends_at_max_tokens_inside_a_forced_end_as_well(ask, max_tokens, forced) -> None:
+    output = ask("x <think>", thinking_token_budget=2, max_tokens=max_tokens, ignore_eos=True)
+    assert (output.finish_reason, len(output.token_ids)) == ("length", max_tokens)
+    assert output.forced_ends == forced
+
+
+def test_a_window_of_0_drafts_nothing(ask, opened: LLM) -> None:
+    before = opened.metrics.copy()
+    record = ask("x", window=0, max_tokens=10, ignore_eos=True).speculation
+    assert (record.num_draft_tokens, record.num_spec_steps) == (0, 0)
+    assert opened.metrics.since(before).drafted == 0
+
+
+def test_an_output_may_fill_the_engines_length_to_the_last_token_and_no_further(ask) -> None:
+    assert len(ask([A] * 50, max_tokens=46, ignore_eos=True).token_ids) == 46
+    with pytest.raises(BadRequest, match=r"max_tokens: .* ask for at most 46"):
+        ask([A] * 50, max_tokens=47)
+
+
+def test_a_min_p_of_1_leaves_the_most_probable_token(ask) -> None:
+    greedy = ask("the x", max_tokens=12, ignore_eos=True).token_ids
+    assert ask("the x", temperature=1.0, min_p=1.0, seed=3, max_tokens=12, ignore_eos=True).token_ids == greedy
+    assert len(set(greedy)) > 1
+
+
+def test_many_biases_are_as_good_as_one(ask) -> None:
+    few = ask("x", logit_bias={B: 100}, max_tokens=9, ignore_eos=True)
+    many = ask("x", logit_bias={token: -50 for token in range(200) if token != B} | {B: 100}, max_tokens=9)
+    assert (many.finish_reason, many.token_ids) == ("length", [B] * 9)
+    assert few.token_ids == many.token_ids
+
+
+def test_a_text_that_was_cut_off_is_not_held_to_its_schema(ask) -> None:
+    schema = StructuredOutputs(json={"type": "array", "uniqueItems": True}, validate_output=True)
+    assert ask("x", structured_outputs=schema, max_tokens=1, ignore_eos=True).finish_reason == "length"
+
+
+def test_every_seed_of_64_bits_repeats_itself_and_is_reported(ask) -> None:
+    found = {}
+    for seed in (0, 2**63 - 1, 2**63, 2**64 - 1, -1):
+        output = ask("x", temperature=1.0, seed=seed, max_tokens=12, ignore_eos=True)
+        assert output.seed == seed % 2**64
+        found[seed] = output.token_ids
+    assert found[-1] == found.pop(2**64 - 1)
+    assert len({tuple(tokens) for tokens in found.values()}) == 4
+
+
+def test_control_tokens_never_appear_in_the_text(ask) -> None:
+    output = ask("x", logit_bias={CALL: 100}, max_tokens=3, ignore_eos=True)
+    assert (output.token_ids, output.text) == ([CALL] * 3, "")
+
+
+def test_the_prefill_chunk_is_that_of_a_round_and_not_of_each_slot(tiny_bundle: Path) -> None:
+    with LLM(tiny_bundle, threads=1) as llm:
+        step, prefill = llm.loop.step, llm.loop.tandem.prefill
+        prefilled: list[int] = []  # tokens by step
+
+        def counted_step() -> None:
+            prefilled.append(0)
+            step()
+
+        def counted_prefill(slot: int, start: int, count: int) -> None:
+            prefilled[-1] += count
+            prefill(slot, start, count)
+
+        llm.loop.step = counted_step  # type: ignore[method-assign]
+        llm.loop.tandem.prefill = counted_prefill  # type: ignore[method-assign]
+        llm.generate([[A] * 60, [B] * 60, [A] * 40], SamplingParams(max_tokens=3, ignore_eos=True))
+        assert sum(prefilled) == 59 + 59 + 39
+        assert max(prefilled) == llm.bundle.limits.prefill_chunk
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Target and draft are one model without ids that spell nothing, so nothing that is drafted is masked."""
+    folder = tmp_path_factory.mktemp("twins")
+    model = tiny_checkpoint(folder / "model", vocab=267, seed=1)
+    return build(Recipe.load(write_recipe(folder / "twins.toml", target=model, draft=model)), folder / "bundle").folder
+
+
+@pytest.mark.parametrize("length", [1, 2, 17, 40])
+def test_a_draft_that_is_the_target_is_always_right(twins: Path, length: int) -> None:
+    """From the first token behind a prompt on, however many chunks it had: both draw with the same noise."""
+    with LLM(twins, threads=1) as llm:
+        prompt = [(7 * i) % 200 for i in range(length)]
+        params = [
+            SamplingParams(temperature=temperature, seed=1, max_tokens=20, ignore_eos=True)
+            for temperature in (0.0, 0.7, 1.0, 2.0)
+        ]
+        outputs = llm.generate([prompt] * 4, params)
+        metrics = llm.metrics
+    assert [output.speculation.acceptance_histogram for output in outputs] == [[0, 0, 0, 0, 4]] * 4
+    assert (metrics.drafted, metrics.evaluated, metrics.cut_drafts, metrics.steps) == (64, 64, 0, 16)
+    assert (metrics.emitted, metrics.kept, metrics.accepted) == (80, 80, [16, 16, 16, 16])
+
+
+@pytest.mark.parametrize("which", ["tiny_bundle", "ngram_bundle"])
+def test_a_slot_remembers_nothing_of_who_had_it_before(which: str, request: pytest.FixtureRequest) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    bundle = request.getfixturevalue(which)
+    with LLM(bundle, threads=1) as llm:
+        fresh = llm.generate("the last one", params)
+    with LLM(bundle, threads=1) as llm:
+        for before in ("the last one and the", [A, B] * 30):
+            llm.generate(before, SamplingParams(temperature=1.0, seed=5, max_tokens=30, ignore_eos=True))
+        again = llm.generate("the last one", params)
+    assert again.token_ids == fresh.token_ids
+    assert again.speculation == fresh.speculation
+
+
+def test_where_nothing_is_found_to_draft_nothing_counts_as_drafted(ngram_bundle: Path) -> None:
+    with LLM(ngram_bundle, threads=1) as llm:
+        output = llm.generate([1, 2, 3, 4, 5], SamplingParams(max_tokens=2, ignore_eos=True))
+        assert (llm.metrics.drafted, llm.metrics.evaluated, llm.metrics.steps) == (0, 0, 0)
+    assert output.speculation.num_draft_tokens == 0
+
+
+def test_reasoning_that_ends_between_two_rounds_ends_inside_of_none(tiny_bundle: Path) -> None:
+    params = SamplingParams(temperature=1.0, seed=1, thinking_token_budget=5, max_tokens=30, ignore_eos=True)
+    with LLM(tiny_bundle, threads=1, window=0) as llm:
+        assert llm.generate("x <think>", params).forced_ends == 1
+        assert llm.metrics.boundaries_inside == 0
+    with LLM(tiny_bundle, threads=1) as llm:
+        llm.generate("x", params)
+        assert llm.metrics.boundaries_inside == 0, "an answer alone has no boundary"
+
+
+class Compiler:
+    """Grammars that are compiled when a test says so."""
+
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        real, self.begun, self.go = GrammarCompiler.compile, threading.Event(), threading.Event()
+
+        def wait(compiler: GrammarCompiler, *args: Any, **options: Any) -> Any:
+            self.begun.set()
+            self.go.wait(2 * PATIENCE_S)  # longer than any test waits for what should come before
+            return real(compiler, *args, **options)
+
+        patched.setattr(GrammarCompiler, "compile", wait)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    held = Compiler(monkeypatch)
+    yield held
+    held.go.set()
+
+
+def test_a_grammar_has_as_much_time_as_the_runtime_gives(tiny_bundle: Path, compiler: Compiler) -> None:
+    with LLM(tiny_bundle, threads=1, grammar_timeout_s=0.2) as llm:
+        with pytest.raises(BadRequest, match=r"compiling took longer than 0\.2 s"):
+            llm.generate("x", SamplingParams(structured_outputs={"regex": "a"}))  # type: ignore[arg-type]
+        compiler.go.set()
+
+
+def test_a_request_is_cancelled_while_its_grammar_compiles(tiny_bundle: Path, compiler: Compiler) -> None:
+    with LLM(tiny_bundle, threads=1, grammar_timeout_s=3600) as llm:
+        heard: list[StreamOutput] = []
+        ended = threading.Event()
+
+        def listen(item: StreamOutput) -> None:
+            heard.append(item)
+            ended.set()
+
+        shape = StructuredOutputs(regex="a")
+        request = llm.submit("x", SamplingParams(structured_outputs=shape), listen)
+        assert compiler.begun.wait(PATIENCE_S)
+        llm.generate("y", SamplingParams(max_tokens=2, ignore_eos=True))
+        time.sleep(0.1)  # the loop has nothing to do and falls asleep: nothing but the cancellation wakes it
+        llm.cancel(request)
+        assert ended.wait(PATIENCE_S)
+        assert not compiler.go.is_set()
+        assert [item.finish_reason for item in heard] == ["cancelled"]
+        compiler.go.set()
+
+
+@pytest.mark.parametrize("prompt", ["one", ["one", "two"]])
+def test_an_interrupt_leaves_no_request_running(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, prompt: str | list[str]
+) -> None:
+    real, here = Future.result, threading.current_thread()
+
+    def result(future: Future[Any], timeout: float | None = None) -> Any:
+        if threading.current_thread() is here:
+            raise KeyboardInterrupt
+        return real(future, timeout)
+
+    with LLM(tiny_bundle, threads=1) as llm:
+        score, held = llm.loop.tandem.score, threading.Event()
+
+        def wait(this: Round) -> None:
+            held.wait(PATIENCE_S)
+            score(this)
+
+        llm.loop.tandem.score = wait  # type: ignore[method-assign]
+        monkeypatch.setattr(Future, "result", result)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompt, SamplingParams(ignore_eos=True))
+        held.set()
+        count = 1 if isinstance(prompt, str) else len(prompt)
+        assert eventually(lambda: llm.metrics.finished == {"cancelled": count})

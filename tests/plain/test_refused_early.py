@@ -1,0 +1,77 @@
+"""A command that is refused says so before the long imports; a request, before any engine opens."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.fit import require_fit
+from tandemrt.engines.params import SamplingParams
+from tests.plain.test_bundle import write_bundle
+
+PROBE = """
+import sys
+import tandemrt.cli
+try:
+    tandemrt.cli.main()
+finally:
+    print("loaded:", *(name for name in ("torch", "transformers", "onnxruntime") if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nowhere", "hello"], "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'"),
+        (["bench", "nowhere"], "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'"),
+        (["export", "check", "nowhere"], "BadBundle: bundle must be a folder with bundle.json; got 'nowhere'"),
+        (["run", "sample", "hello", "--threads", "0"], "BadRequest: threads: at least one is needed, received 0"),
+        (["run", "sample", "hello", "--window", "1:4,9:x"], "BadRequest: window: must be a number, or a table"),
+        (["bench", "sample", "--window", "9"], "BadRequest: window: the bundle was built for 0..4 drafted tokens"),
+        (
+            ["export", "check", "sample", "--cache-tokens", "64"],
+            "BadRequest: cache_tokens: this bundle's cache is linear",
+        ),
+        (["run", "sample", "hello", "--temperature", "-1"], "BadRequest: temperature: must be at least 0.0"),
+        (["run", "sample", "hello", "--max-tokens", "32"], "BadRequest: max_tokens: prompt and output must fit"),
+        (["run", "sample", "hello", "--schema", "no.json"], "BadRequest: --schema: must be a readable JSON file"),
+        (["bench", "sample", "--prompts", "no.jsonl"], "BadRequest: --prompts: must hold one JSON object per line"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_refused_is_refused_without_torch(tmp_path: Path, arguments: list[str], message: str) -> None:
+    write_bundle(tmp_path / "sample")
+    command = [sys.executable, "-c", PROBE, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(message)
+    assert done.stdout == "loaded:\n"
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"max_tokens": 32},
+            r"max_tokens: prompt and output must fit the engine's length 32, received 32; .* at most 31",
+        ),
+        ({"window": 5}, "window: this runtime drafts at most 4 tokens per round, received 5"),
+        ({"logit_bias": {92: 1.0}}, r"logit_bias: token ids must be in 0\.\.91, received 92"),
+    ],
+)
+def test_a_manifest_alone_tells_what_a_request_cannot_have(
+    tmp_path: Path, params: dict[str, Any], message: str
+) -> None:
+    manifest = write_bundle(tmp_path / "sample").manifest
+    require_fit(SamplingParams(max_tokens=31, window=4, logit_bias={91: 1.0}, thinking_token_budget=0), manifest)
+    with pytest.raises(BadRequest, match=message):
+        require_fit(SamplingParams(**params), manifest)
+
+
+def test_a_budget_needs_a_bundle_that_names_markers(tmp_path: Path) -> None:
+    manifest = write_bundle(tmp_path / "sample").manifest.model_copy(update={"markers": None})
+    with pytest.raises(BadRequest, match="thinking_token_budget: this bundle names no reasoning markers, received 3"):
+        require_fit(SamplingParams(thinking_token_budget=3), manifest)

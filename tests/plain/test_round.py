@@ -1,0 +1,195 @@
+"""A round is made first, its stages follow a timetable, and prompts go into the caches a chunk a round."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tandemrt.plugins.operators import Rule
+from tandemrt.runtime.caches.kv_cache import LinearRoom
+from tandemrt.runtime.device import Clock
+from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.requests.scheduler import Scheduler
+from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.round.buffers import RoundBuffers
+from tandemrt.runtime.round.loop import Loop
+from tandemrt.runtime.round.prompts import Prompts
+from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.round.state import SlotState
+from tandemrt.runtime.round.timeline import Timeline
+from tandemrt.runtime.round.windows import Windows
+from tests.plain.requests import ids, make_waiting
+
+SLOTS, WINDOW, CHUNK = 8, 4, 16
+CPU = torch.device("cpu")
+STAGES = ("propose", "fetch", "score", "commit", "fill", "verify")
+
+
+def filled(*prompts: int, **params: Any) -> Slots:
+    """Slots with requests of so many prompt tokens; those of one token need no prefill."""
+    slots = Slots(SLOTS, LinearRoom(), [], window=0)
+    for length in prompts:
+        slots.join(make_waiting(prompt=[0] * length, **params))
+    return slots
+
+
+class FakeTandem:
+    """A target that always says "a", and notes what it prefilled: slot, start, count."""
+
+    def __init__(self) -> None:
+        self.buffers = RoundBuffers(slots=SLOTS, window=WINDOW, vocab=256, length=256, dtype=torch.float32, device=CPU)
+        self.state = SlotState(SLOTS, CPU)
+        self.prefilled: list[tuple[int, int, int]] = []
+
+    def prefill(self, slot: int, start: int, count: int) -> None:
+        self.prefilled.append((slot, start, count))
+
+    def score(self, this: Round) -> None:
+        pass
+
+    def adjust(self, this: Round) -> None:
+        pass
+
+    def verify(self, this: Round, draft_probs: None) -> None:  # noqa: ARG002
+        self.buffers.tokens.view(this.batch, this.window + 1).fill_(ids("a")[0])
+        self.buffers.count.view(this.batch).fill_(1)
+
+
+class FakeDrafter:
+    """Drafts nothing, either before the commit or behind it."""
+
+    window = WINDOW
+    caches = ()
+
+    def __init__(self, *, ahead: bool) -> None:
+        self.ahead = ahead
+
+    def join(self, running: Any) -> None:
+        pass
+
+    def leave(self, slot: int) -> None:
+        pass
+
+    def prefill(self, slot: int, start: int, count: int) -> None:
+        pass
+
+    def skip(self, this: Round) -> None:
+        pass
+
+    def propose(self, this: Round) -> None:
+        pass
+
+
+def test_a_round_serves_those_whose_prompts_are_in_the_caches_and_its_table_counts_nobody_else() -> None:
+    slots = filled(1, 5, 1)
+    this = Round.of(slots, Windows({1: 4, 3: 0}, WINDOW), SLOTS)
+    assert [running.slot for running in this.rows.values()] == list(this.rows) == [0, 2]
+    assert (this.batch, this.window) == (4, 4)  # slots 0 to 2 in a batch of 4
+    nobody = Round.of(filled(5, 7), Windows(WINDOW, WINDOW), SLOTS)
+    assert (dict(nobody.rows), nobody.batch, nobody.window) == ({}, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("params", "filters", "rules"),
+    [
+        ({}, False, {Rule.COUPLED}),
+        ({"top_k": 5}, True, {Rule.COUPLED}),
+        ({"top_k": 5, "temperature": 0.0}, False, {Rule.COUPLED}),
+        ({"rule": "rejection"}, True, {Rule.REJECTION}),
+    ],
+)
+def test_a_round_says_whether_any_request_filters_and_by_which_rules_it_verifies(
+    params: dict[str, Any], filters: bool, rules: set[Rule]
+) -> None:
+    slots = filled(1, 1)
+    slots.join(make_waiting(**params))
+    this = Round.of(slots, Windows(WINDOW, WINDOW), SLOTS)
+    assert (this.filters, this.rules) == (filters, {Rule.COUPLED} | rules)
+
+
+def test_who_finishes_meanwhile_leaves_a_round_whose_calls_stay_as_they_are() -> None:
+    slots = filled(1, 1)
+    slots.join(make_waiting(top_k=3))
+    this = Round.of(slots, Windows(WINDOW, WINDOW), SLOTS)
+    this.rows[2].finish("cancelled")
+    rest = this.remaining()
+    assert list(rest.rows) == [0, 1]
+    assert (rest.batch, rest.window, rest.filters, rest.rules) == (this.batch, this.window, this.filters, this.rules)
+
+
+def test_all_prompts_of_a_round_share_one_chunk_and_the_first_who_came_is_served_first() -> None:
+    tandem: Any = FakeTandem()
+    prompts = Prompts(tandem, FakeDrafter(ahead=True), Metrics(), chunk=CHUNK)
+    slots = Slots(SLOTS, LinearRoom(), [prompts], window=0)
+    for length in (41, 1, 4, 30):
+        slots.join(make_waiting(prompt=list(range(100, 100 + length))))
+    rounds = []
+    for _ in range(6):
+        prompts.prefill(slots)
+        rounds.append(tandem.prefilled.copy())
+        tandem.prefilled.clear()
+    assert rounds == [
+        [(0, 0, 16)],
+        [(0, 16, 16)],
+        [(0, 32, 8), (2, 0, 3), (3, 0, 5)],
+        [(3, 5, 16)],
+        [(3, 21, 8)],
+        [],
+    ]
+    assert tandem.state.view("length", 4).tolist() == [40, 0, 3, 29]
+    assert tandem.state.newest[:4].tolist() == [[139, 140], [100, 100], [102, 103], [128, 129]]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "ahead", "timetable"),
+    [
+        (True, True, ["propose", "fetch", "score", "commit", "fill", "verify"]),
+        (True, False, ["fetch", "commit", "propose", "score", "fill", "verify"]),
+        (False, True, ["propose", "fetch", "commit", "fill", "score", "verify"]),
+        (False, False, ["fetch", "commit", "propose", "fill", "score", "verify"]),
+    ],
+)
+def test_a_round_has_a_timetable_with_one_wait_and_the_last_one_is_only_committed(
+    monkeypatch: pytest.MonkeyPatch, overlap: bool, ahead: bool, timetable: list[str]
+) -> None:
+    tandem: Any = FakeTandem()
+    metrics, scheduler, clock = Metrics(accepted=[0] * WINDOW), Scheduler(SLOTS, 1), Clock(CPU)
+    loop = Loop(
+        tandem,
+        FakeDrafter(ahead=ahead),
+        scheduler,
+        clock,
+        LinearRoom(),
+        metrics,
+        Timeline(CPU, metrics, enabled=False),
+        slots=SLOTS,
+        windows=Windows(WINDOW, WINDOW),
+        prefill_chunk=CHUNK,
+        overlap=overlap,
+    )
+    done: list[str] = []
+
+    def noted(stage: str) -> Any:
+        work = getattr(loop._stages, stage)
+
+        def run(*args: Any) -> Any:
+            done.append(stage)
+            return work(*args)
+
+        return run
+
+    for stage in STAGES:
+        monkeypatch.setattr(loop._stages, stage, noted(stage))
+    waiting = make_waiting(stop=["aaa"])
+    scheduler.submit(waiting, block=False)
+    for round_number in (1, 2, 3):
+        loop.step()
+        assert (done, clock.waits) == (timetable, round_number)
+        done.clear()
+    loop.step()
+    assert (waiting.request.finish_reason, clock.waits, metrics.rounds) == ("stop", 4, 3)
+    # The host hears of the end while the next round is on its way: what a drafter did ahead of it comes to nothing.
+    assert done == timetable[: timetable.index("commit") + 1]
+    done.clear()
+    loop.step()
+    assert (done, clock.waits) == ([], 4)

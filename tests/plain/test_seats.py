@@ -1,0 +1,152 @@
+"""Whoever joins and leaves, in any order and whatever raises on the way: nobody holds a thing of one who is gone."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tandemrt.engines.calls import capacity
+from tandemrt.engines.contract import blocks_of
+from tandemrt.engines.errors import InternalError
+from tandemrt.runtime.caches.kv_cache import BlockTable, LinearRoom
+from tandemrt.runtime.drafters.ngram import NgramDrafter
+from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.requests.scheduler import Scheduler
+from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.round.buffers import RoundBuffers
+from tandemrt.runtime.round.prompts import Prompts
+from tandemrt.runtime.round.state import SlotState
+from tests.plain.requests import make_waiting
+
+SLOTS, BLOCKS, WINDOW = 3, 7, 4
+CPU = torch.device("cpu")
+
+
+class Fragile:
+    """Hears what ``inner`` hears, and raises once where it is told to: before or behind it."""
+
+    def __init__(self, inner: Any, faults: list["tuple[Any, str]"]) -> None:
+        self.inner = inner
+        self._faults = faults  # who is to raise, and when
+
+    def join(self, running: Running) -> None:
+        self._break("before it joined")
+        self.inner.join(running)
+        self._break("behind its join")
+
+    def reserve(self, slot: int, tokens: int) -> bool:
+        self._break("before it joined")
+        found: bool = self.inner.reserve(slot, tokens)
+        self._break("behind its join")
+        return found
+
+    def leave(self, slot: int) -> None:
+        self.inner.leave(slot)
+        self._break("behind its leave")
+
+    def _break(self, when: str) -> None:
+        if (self.inner, when) in self._faults:
+            self._faults.remove((self.inner, when))
+            raise RuntimeError(f"{type(self.inner).__name__} broke {when}")
+
+
+class SeatsModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        dtype = torch.float32
+        buffers = RoundBuffers(slots=SLOTS, window=WINDOW, vocab=256, length=256, dtype=dtype, device=CPU)
+        self.table = BlockTable(SLOTS, BLOCKS - 1, BLOCKS, CPU)
+        self.state = SlotState(SLOTS, CPU)
+        self.scheduler = Scheduler(SLOTS, 1)
+        self.drafter = NgramDrafter(buffers, window=WINDOW, shortest=1, longest=2)
+        tandem: Any = SimpleNamespace(state=self.state, buffers=buffers)
+        prompts = Prompts(tandem, self.drafter, Metrics(), chunk=16)
+        self.all = [self.table, self.scheduler, self.state, prompts, self.drafter]
+        self.faults: list[tuple[Any, str]] = []
+        room, *listeners = [Fragile(each, self.faults) for each in self.all]
+        self.slots = Slots(SLOTS, room, listeners, window=WINDOW)
+        self.tokens = buffers.prompts
+        self.running: list[Running] = []  # in the order in which they joined
+
+    def available(self) -> int:
+        return BLOCKS - 1 - sum(blocks_of(capacity(running.request.length, WINDOW)) for running in self.running)
+
+    @precondition(lambda self: len(self.running) < SLOTS)
+    @rule(
+        prompt=st.lists(st.integers(1, 255), min_size=1, max_size=150),
+        temperature=st.sampled_from([0.0, 0.5, 2.0]),
+        breaks=st.none() | st.tuples(st.integers(0, 4), st.sampled_from(["before it joined", "behind its join"])),
+    )
+    def join(self, prompt: list[int], temperature: float, breaks: tuple[int, str] | None) -> None:
+        waiting = make_waiting(prompt=prompt, temperature=temperature)
+        fits = blocks_of(capacity(waiting.request.length, WINDOW)) <= self.available()
+        if breaks is not None and (fits or breaks[0] == 0):
+            self.faults.append((self.all[breaks[0]], breaks[1]))
+            with pytest.raises(RuntimeError, match=breaks[1]):
+                self.slots.join(waiting)
+            return
+        running = self.slots.join(waiting)
+        assert (running is not None) == fits
+        if running is not None:
+            assert running.request is waiting.request
+            self.running.append(running)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), breaks=st.sets(st.integers(0, 4), max_size=3))
+    def leave(self, data: st.DataObject, breaks: set[int]) -> None:
+        running = data.draw(st.sampled_from(self.running))
+        self.running.remove(running)
+        self.faults += [(self.all[each], "behind its leave") for each in breaks]
+        if breaks:
+            with pytest.raises(RuntimeError, match="behind its leave"):
+                self.slots.leave(running.slot)
+        else:
+            self.slots.leave(running.slot)
+
+    @invariant()
+    def everybody_knows_of_those_in_slots_and_of_nobody_else(self) -> None:
+        assert not self.faults
+        assert list(self.slots) == self.running
+        assert (len(self.slots), self.slots.free) == (len(self.running), SLOTS - len(self.running))
+        assert self.scheduler.running == len(self.running)
+        assert self.table.allocator.available == self.available()
+        seated = {running.slot: running for running in self.running}
+        assert len(seated) == len(self.running)
+        assert self.drafter._indexes.keys() == seated.keys()
+        tables, newest = self.table.device.tolist(), self.state.newest.tolist()
+        state = [self.state.view(name, SLOTS).tolist() for name in ("length", "position", "temperature")]
+        for slot in range(SLOTS):
+            blocks = [block for block in tables[slot] if block]
+            place = [values[slot] for values in state]
+            if slot in seated:
+                running = seated[slot]
+                assert len(set(blocks)) == blocks_of(capacity(running.request.length, WINDOW))
+                assert place == [0, 1, running.request.params.temperature]
+                assert newest[slot] == [running.tokens[0]] * 2
+                assert self.tokens[slot, : len(running.tokens)].tolist() == running.tokens
+            else:
+                assert blocks == []
+                assert place == [0, 0, 0]
+
+    def teardown(self) -> None:
+        for running in self.slots:
+            self.slots.leave(running.slot)
+        self.running.clear()
+        self.everybody_knows_of_those_in_slots_and_of_nobody_else()
+
+
+TestSeats = SeatsModel.TestCase
+TestSeats.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+def test_nobody_joins_where_all_slots_are_taken() -> None:
+    slots = Slots(1, LinearRoom(), [], window=0)
+    assert slots.join(make_waiting()) is not None
+    with pytest.raises(InternalError, match="slots: all 1 are taken"):
+        slots.join(make_waiting())
+    assert len(slots) == 1
