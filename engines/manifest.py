@@ -46,10 +46,12 @@ class Limits(Record):
     @model_validator(mode="after")
     def _leave_slack(self) -> "Limits":
         if self.capacity < (needed := capacity(self.length, self.window)):
-            raise refuse(f"capacity must be at least length + window + 1 = {needed}; got {self.capacity}")
+            raise refuse(
+                f"capacity must be at least length + window + 1 = {quoted(needed)}; got {quoted(self.capacity)}"
+            )
         row = blocks_of(self.capacity)
         if self.cache_blocks is not None and self.cache_blocks < row:
-            raise refuse(f"cache_blocks must hold one full row, {row} blocks; got {self.cache_blocks}")
+            raise refuse(f"cache_blocks must hold one full row, {quoted(row)} blocks; got {quoted(self.cache_blocks)}")
         return self
 
 
@@ -80,7 +82,7 @@ class Draft(Record):
     def _bounds_of_ngrams(self) -> "Draft":
         bounds = self.ngram_min or 0, self.ngram_max or 0
         if self.kind == "ngram" and not 0 < bounds[0] <= bounds[1]:
-            raise refuse(f"ngram_min and ngram_max must be set for kind ngram, and in order; got {bounds}")
+            raise refuse(f"ngram_min and ngram_max must be set for kind ngram, and in order; got {quoted(bounds)}")
         return self
 
 
@@ -206,10 +208,11 @@ class Manifest(Record):
         if strangers := [file for file in self.kernels if file not in self.files]:
             raise refuse(f"kernels must be among files; got {quoted(strangers[0])}")
         if self.valid_tokens > self.vocab:
-            raise refuse(f"valid_tokens must not exceed vocab {self.vocab}; got {self.valid_tokens}")
+            raise refuse(f"valid_tokens must not exceed vocab {quoted(self.vocab)}; got {quoted(self.valid_tokens)}")
         ids = [*self.stop_ids, *(token for marker in _all(self.markers) for token in marker.ids)]
         if max(ids) >= self.valid_tokens:
-            raise refuse(f"stop_ids and marker ids must be below valid_tokens {self.valid_tokens}; got {max(ids)}")
+            rule = f"stop_ids and marker ids must be below valid_tokens {quoted(self.valid_tokens)}"
+            raise refuse(f"{rule}; got {quoted(max(ids))}")
         return self
 
 
@@ -225,7 +228,7 @@ def _digest(data: dict[str, Any]) -> str:
 def _check_version(path: Path, data: Any) -> None:
     version = data.get("manifest_version") if isinstance(data, dict) else None
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
-        rule = f"manifest_version must be at most {VERSION}; got {version}"
+        rule = f"manifest_version must be at most {VERSION}; got {quoted(version)}"
         raise BadBundle(f"{path}: {rule}. Update tandemrt, or build the bundle again with this version")
     if type(version) is not int or version != VERSION:
         rule = f"manifest_version must be {VERSION}; got {quoted(version)}"

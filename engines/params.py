@@ -102,7 +102,8 @@ class SamplingParams(Section):
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingParams":
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise refuse(f"min_tokens must be at most max_tokens ({self.max_tokens}); got {self.min_tokens}")
+            most, least = quoted(self.max_tokens), quoted(self.min_tokens)
+            raise refuse(f"min_tokens must be at most max_tokens ({most}); got {least}")
         if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.banned_token_ids):
             raise refuse("allowed_token_ids must leave a token that banned_token_ids does not ban")
         return self

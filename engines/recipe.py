@@ -74,7 +74,7 @@ class NgramDraft(Section):
     @model_validator(mode="after")
     def _ordered(self) -> "NgramDraft":
         if self.ngram_min > self.ngram_max:
-            values = f"{self.ngram_min} > {self.ngram_max}"
+            values = f"{quoted(self.ngram_min)} > {quoted(self.ngram_max)}"
             raise refuse(f"ngram_min must not exceed ngram_max; got {values}. Lower ngram_min or raise ngram_max")
         return self
 
@@ -112,7 +112,7 @@ class RecipeLimits(Section):
     @model_validator(mode="after")
     def _chunk_fits(self) -> "RecipeLimits":
         if self.prefill_chunk > self.length:
-            values = f"{self.prefill_chunk} > {self.length}"
+            values = f"{quoted(self.prefill_chunk)} > {quoted(self.length)}"
             raise refuse(f"prefill_chunk must not exceed length; got {values}. Lower prefill_chunk or raise length")
         return self
 
@@ -192,7 +192,7 @@ class Recipe(Section):
         if isinstance(self.draft, ModelDraft):
             named["draft"] = self.draft.checkpoint
         lines = [
-            f"{section}.checkpoint: must be an existing folder; got {str(folder)!r}"
+            f"{section}.checkpoint: must be an existing folder; got {quoted(str(folder))}"
             for section, folder in named.items()
             if not folder.is_dir()
         ]
@@ -232,15 +232,15 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _agree(self) -> "Recipe":
         if self.draft.window >= self.limits.length:
-            values = f"{self.draft.window} >= {self.limits.length}"
+            values = f"{quoted(self.draft.window)} >= {quoted(self.limits.length)}"
             raise refuse(f"draft.window must be below limits.length; got {values}. Lower one or raise the other")
         tokens = self.limits.cache_tokens
         if tokens is not None and self.cache == "linear":
             rule = "limits.cache_tokens needs backend.name 'onnxruntime-cuda' with cache = 'paged'"
-            raise refuse(f"{rule}; got {tokens} for a linear cache. Drop it or choose another backend")
+            raise refuse(f"{rule}; got {quoted(tokens)} for a linear cache. Drop it or choose another backend")
         if tokens is not None and tokens < self.capacity:
-            rule = f"limits.cache_tokens must hold one request: length + window + 1 = {self.capacity}"
-            raise refuse(f"{rule}; got {tokens}. Raise it or lower limits.length")
+            rule = f"limits.cache_tokens must hold one request: length + window + 1 = {quoted(self.capacity)}"
+            raise refuse(f"{rule}; got {quoted(tokens)}. Raise it or lower limits.length")
         if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
             raise refuse(
                 "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu', whose kernels cannot run "

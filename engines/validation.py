@@ -55,7 +55,7 @@ def nearest(name: str, known: list[str]) -> str:
 def _inside_the_folder(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or str(PurePosixPath(path)) != path:
-        raise refuse(f"a file of a bundle must be a plain relative path inside it; got {path!r}")
+        raise refuse(f"a file of a bundle must be a plain relative path inside it; got {quoted(path)}")
     return path
 
 

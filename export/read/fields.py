@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
 
 
 class Fields:
@@ -58,7 +58,7 @@ class Fields:
         unknown = sorted(set(self.data) - self._read)
         if unknown:
             raise BadCheckpoint(
-                f"{self.where}: the exporter does not know the field(s) {', '.join(unknown)}; "
+                f"{self.where}: the exporter does not know the field(s) {clipped(', '.join(unknown))}; "
                 "remove them if they do not change what the model computes"
             )
 

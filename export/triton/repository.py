@@ -44,7 +44,7 @@ def write_model(
     except BadRequest as error:
         raise BadRepository(str(error)) from error
     if instances < 1:
-        raise BadRepository(f"instances: at least one must run, received {instances}")
+        raise BadRepository(f"instances: at least one must run, received {quoted(instances)}")
     name = bundle.name if name is None else name
     folder = repository / name
     if not name or Path(name).name != name or name.startswith("."):

@@ -253,7 +253,7 @@ def _check_lengths(min_tokens: Any, max_tokens: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise BadRequest(f"{name}: must be an integer >= {least}, got {quoted(value)}")
     if max_tokens is not None and min_tokens > max_tokens:
-        raise BadRequest(f"min_tokens: must not be above max_tokens ({max_tokens}), got {min_tokens}")
+        raise BadRequest(f"min_tokens: must not be above max_tokens ({quoted(max_tokens)}), got {quoted(min_tokens)}")
 
 
 def _check_markers(rule: ThinkingRule, stops: frozenset[int], valid: int) -> None:
@@ -261,6 +261,6 @@ def _check_markers(rule: ThinkingRule, stops: frozenset[int], valid: int) -> Non
     named += [("ends", end) for end in rule.ends] + [("implicit_ends", end) for end in rule.implicit_ends]
     for name, marker in named:
         if max(marker) >= valid:
-            raise BadRequest(f"thinking.{name}: token ids must be in 0..{valid - 1}, got {list(marker)}")
+            raise BadRequest(f"thinking.{name}: token ids must be in 0..{valid - 1}, got {quoted(list(marker))}")
         if stops.intersection(marker):
-            raise BadRequest(f"thinking.{name}: must not contain a stop token, got {list(marker)}")
+            raise BadRequest(f"thinking.{name}: must not contain a stop token, got {quoted(list(marker))}")

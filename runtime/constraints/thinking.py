@@ -97,7 +97,7 @@ def _find_end(forced_end: Marker, ends: Sequence[Marker]) -> range:
     if not found:
         raise BadRequest(
             f"forced_end: must contain one of ends {[list(end) for end in ends]}, or the block would never close; "
-            f"got {list(forced_end)}. Append an end marker"
+            f"got {quoted(list(forced_end))}. Append an end marker"
         )
     return min(found, key=lambda place: (place.stop, place.start))
 

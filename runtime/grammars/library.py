@@ -139,7 +139,7 @@ class GrammarLibrary:
         if known is not None:
             future.set_result(known)
             return future
-        timer = threading.Timer(self._timeout_s, self._give_up, [source, future])
+        timer = threading.Timer(min(self._timeout_s, threading.TIMEOUT_MAX), self._give_up, [source, future])
         timer.daemon = True
         timer.start()
         future.add_done_callback(lambda _: timer.cancel())

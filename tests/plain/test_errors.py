@@ -8,6 +8,7 @@ import pytest
 
 from tandemrt import SamplingParams, StructuredOutputs
 from tandemrt.engines.errors import QUOTED, BadRequest, clipped, quoted
+from tandemrt.engines.options import RuntimeOptions
 
 DIGITS = 10**5000  # Python refuses to spell it
 
@@ -61,7 +62,7 @@ def refusal(ask: Callable[..., Any], **asked: Any) -> str:
 
 
 @pytest.mark.parametrize("value", LARGE + STRANGE, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize("ask", [SamplingParams, StructuredOutputs])
+@pytest.mark.parametrize("ask", [SamplingParams, StructuredOutputs, RuntimeOptions])
 def test_nothing_that_is_asked_for_is_quoted_at_length(ask: Callable[..., Any], value: Any) -> None:
     names = [field.alias or name for name, field in ask.model_fields.items()]  # type: ignore[attr-defined]
     refusals = {name: refusal(ask, **{name: value}) for name in (*names, "unknown", "x" * 10**5)}
