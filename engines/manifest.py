@@ -49,6 +49,9 @@ class Limits(Record):
             raise refuse(
                 f"capacity must be at least length + window + 1 = {quoted(needed)}; got {quoted(self.capacity)}"
             )
+        if self.prefill_chunk > self.length:
+            rule = f"prefill_chunk must be at most length, {quoted(self.length)}"
+            raise refuse(f"{rule}; got {quoted(self.prefill_chunk)}")
         row = blocks_of(self.capacity)
         if self.cache_blocks is not None and self.cache_blocks < row:
             raise refuse(f"cache_blocks must hold one full row, {quoted(row)} blocks; got {quoted(self.cache_blocks)}")
