@@ -235,6 +235,14 @@ def test_an_empty_first_row_ends_the_request_with_an_empty_run():
     assert state.finished
 
 
+def test_a_grammar_waits_for_min_tokens_also_where_its_stop_tokens_end_nothing_else():
+    state = constraint(stop_ids=(), grammar=regex_grammar("ab?"), min_tokens=2)
+    state.commit([A])
+    assert allowed(state) == {B}
+    state.commit([B])
+    assert allowed(state) == {STOP}
+
+
 def test_an_empty_row_is_found_without_a_fill_too():
     state = constraint(grammar=regex_grammar("a"), banned=[A])
     assert state.commit([]).finish == "constraint"

@@ -49,6 +49,27 @@ def test_a_prompt_that_is_too_long_is_refused_once_and_in_the_bundles_terms(
     assert not caplog.records
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ raise_exception.__globals__['__builtins__'] }}",
+        "{{ (messages|attr('__class__')).__bases__ }}",
+        "{{ '{0.__class__}'.format(messages).x.y }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ messages.append({}) }}",
+    ],
+)
+def test_a_template_that_tries_to_leave_its_sandbox_is_refused(template: str) -> None:
+    stranger = AutoTokenizer.from_pretrained(CHECKPOINTS / "target")
+    stranger.chat_template = template
+    with pytest.raises(BadRequest, match="the chat template refused the messages"):
+        token_ids([{"role": "user", "content": "x"}], stranger, valid_tokens=10**6, limit=10**6)
+
+
 def test_a_tokenizer_that_begins_texts_with_a_token_begins_each_prompt_with_one() -> None:
     """A raw text gets it from the tokenizer, messages from the template, and neither gets two."""
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINTS / "target")

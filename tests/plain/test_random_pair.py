@@ -5,10 +5,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandemrt.engines.params import StructuredOutputs
+from tandemrt.engines.vocabulary import vocabulary_from_tokenizer
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.runtime.grammars.library import GrammarLibrary
-from tandemrt.runtime.grammars.vocabulary import vocabulary_from_tokenizer
 from tools.filler_tokenizer import write_tokenizer
 from tools.random_checkpoint import Dtype, Size
 from tools.random_pair import write_pair
