@@ -14,9 +14,9 @@ import numpy as np
 from tandemrt.engines.contract import mask_words
 from tandemrt.engines.errors import BadRequest, InternalError, quoted
 from tandemrt.runtime.constraints import bitmask
+from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.constraints.phases import Edge, Grammar, Kind, Phase, Phases, Refused, State
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.round.masks import MaskRows
 
 
 @dataclass(frozen=True)

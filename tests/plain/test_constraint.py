@@ -5,9 +5,9 @@ import pytest
 
 from tandemrt.engines.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.constraints.phases import Phase
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.round.masks import MaskRows
 from tests.plain.constraints import (
     CALL,
     END,

@@ -179,6 +179,6 @@ def test_chat_templates_are_among_the_files_to_copy(tmp_path: Path, vocabulary: 
 
 
 @pytest.mark.parametrize("changes", [{"start": "<|im_end|>"}, {"implicit_ends": ("<|im_end|>",)}])
-def test_a_marker_that_is_a_stop_token_is_refused(vocabulary: Vocabulary, changes: dict[str, Any]) -> None:
+def test_a_marker_that_is_a_stop_token_is_refused(vocabulary: CheckpointTokenizer, changes: dict[str, Any]) -> None:
     with pytest.raises(BadRecipe, match=r"must not hold a stop token, which ends the text; '<\|im_end\|>' does"):
         vocabulary.markers(reasoning(**changes), [END_OF_TURN])
