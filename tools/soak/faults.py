@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.requests import admission
@@ -120,11 +121,8 @@ def breaking_transcripts(faults: list[Faults]) -> Iterator[None]:
         asking = next((each for each in faults if each.pending is not None), None)
         return Transcript(*arguments, **named) if asking is None else asking.transcript(*arguments, **named)
 
-    admission.Transcript = make  # type: ignore[assignment,misc]
-    try:
+    with patch.object(admission, "Transcript", make):
         yield
-    finally:
-        admission.Transcript = Transcript  # type: ignore[misc]
 
 
 class _BreakingTranscript(Transcript):

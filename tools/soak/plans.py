@@ -106,7 +106,7 @@ def _plan(draw: Random, *, structured: bool) -> Plan:
     length = draw.choice([1, 2, 15, 17, 40])
     ids = [draw.randrange(1020) for _ in range(length)]
     chat = [{"role": "user", "content": "".join(draw.choices("etaoin ", k=length))}]
-    prompt: Prompt = draw.choice([ids, ids, "".join(draw.choices("shrdlu ", k=length)), chat])
+    prompts: list[Prompt] = [ids, ids, "".join(draw.choices("shrdlu ", k=length)), chat]
     more = {"structured_outputs": StructuredOutputs(**draw.choice(_STRUCTURES))} if structured else {}
     params = SamplingParams(
         temperature=draw.choice([0.0, 0.7, 1.0, 1.5]),
@@ -118,4 +118,4 @@ def _plan(draw: Random, *, structured: bool) -> Plan:
         **draw.choice(_FILTERS),
         **(more or draw.choice(_CONSTRAINTS)),
     )
-    return Plan(prompt, params)
+    return Plan(draw.choice(prompts), params)
