@@ -133,6 +133,26 @@ def copied_tree() -> Iterator[Path]:
         yield tree
 
 
+def environment_of(tree: Path, python: Path) -> Path:
+    """Make an environment beside ``tree`` that is the one of ``python``, with ``tree`` for the installed package.
+
+    Triton's stub does not read PYTHONPATH: it imports what the environment holds. Returns the new one's Python.
+    """
+    home, theirs = tree.parent / "environment", python.absolute().parents[1]
+    [site] = theirs.glob("lib/python*/site-packages")
+    mine = home / site.relative_to(theirs)
+    mine.mkdir(parents=True)
+    for entry in site.iterdir():
+        if not entry.name.startswith("__editable__"):
+            (mine / entry.name).symlink_to(entry)
+    (mine / "tree.pth").write_text(f"{tree / 'src'}\n")
+    shutil.copy2(theirs / "pyvenv.cfg", home)
+    (home / "bin").mkdir()
+    for name in ("python", "python3"):  # the stub looks for the second on its PATH
+        (home / "bin" / name).symlink_to(python.resolve())
+    return home / "bin" / "python"
+
+
 def main(
     only: Annotated[list[str] | None, typer.Option(help="Only these mutants; a part of the name is enough.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Name the mutants and run nothing.")] = False,
@@ -150,7 +170,8 @@ def main(
         return
     verdicts: dict[str, Verdict] = {}
     with copied_tree() as tree:
-        lab = Lab(tree, Path(sys.executable), serve_python if serve_python.is_file() else None)
+        served = environment_of(tree, serve_python) if serve_python.is_file() else None
+        lab = Lab(tree, Path(sys.executable), served)
         for mutant in mutants:
             start = time.perf_counter()
             verdict = verdicts[mutant.name] = lab.judge(mutant)
