@@ -11,6 +11,8 @@ threads against what they were. Faults of the named kinds break one request in t
 import gc
 import json
 import logging
+import os
+import sys
 import tempfile
 import threading
 import time
@@ -27,7 +29,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from rich.table import Table
 
 from tandemrt.runtime.llm import LLM
-from tools.soak.drive import Driver, Reference
+from tools.soak.drive import PATIENCE_S, Driver, Reference
 from tools.soak.faults import HOLDING, KINDS, Faults, breaking_transcripts
 from tools.soak.models import build_bundles
 from tools.soak.plans import draw_plans, draw_turn
@@ -54,6 +56,7 @@ class Soaked:
     ended: Counter[str] = field(default_factory=Counter)
     strikes: int = 0
     findings: list[str] = field(default_factory=list)
+    stuck: bool = False  # somebody waited in vain, and the run was given up
     memory_mb: list[float] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
 
@@ -77,6 +80,7 @@ def soak(
     faults: tuple[str, ...] = HOLDING,
     distinct: int = DISTINCT,
     triton: bool = False,
+    patience_s: float = PATIENCE_S,
     console: Console | None = None,
 ) -> Soaked:
     """Send ``requests``, or as many as ``minutes`` have room for, in waves; return what was found."""
@@ -95,7 +99,7 @@ def soak(
         for kind, overlap in (("model", True), ("model", False), ("ngram", True)):
             llm = stack.enter_context(LLM(bundles[kind], threads=1, overlap=overlap, queue_limit=QUEUE))
             name = f"{kind}, {'overlap' if overlap else 'lockstep'}"
-            drivers.append(Driver(name, llm, Faults(llm), plans, rejecting.get(kind, reference)))
+            drivers.append(Driver(name, llm, Faults(llm), plans, rejecting.get(kind, reference), patience_s=patience_s))
         server = stack.enter_context(serving(bundles["model"], folder)) if triton else None
         stack.enter_context(breaking_transcripts([driver.faults for driver in drivers]))
         progress = stack.enter_context(
@@ -118,6 +122,10 @@ def soak(
             result.threads.append(threading.active_count())
             progress.update(task, completed=result.requests, found=len(result.findings))
             number += 1
+            if driver.stuck:  # not even closing would come to an end
+                stack.pop_all()
+                break
+        result.stuck = any(driver.stuck for driver in drivers)
         for driver in drivers:
             result.ended += driver.ended
             result.refused += driver.refused
@@ -135,6 +143,7 @@ def main(
         str, typer.Option(help=f"Kinds, with commas, of {', '.join(KINDS)}; none switches them off.")
     ] = ",".join(HOLDING),
     triton: Annotated[bool, typer.Option("--triton", help="Send every wave to a Triton server as well.")] = False,
+    patience: Annotated[float, typer.Option(min=1.0, help="Seconds until a wave counts as stuck.")] = PATIENCE_S,
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,
 ) -> None:
     """Soak the runtime, and print what was found."""
@@ -144,7 +153,15 @@ def main(
         console.print(f"--faults: must be of {', '.join(KINDS)}, received {sorted(unknown)[0]!r}; choose among them")
         raise typer.Exit(2)
     minutes = 5.0 if minutes is None and requests is None else minutes
-    result = soak(requests=requests, minutes=minutes, seed=seed, faults=kinds, triton=triton, console=console)
+    result = soak(
+        requests=requests,
+        minutes=minutes,
+        seed=seed,
+        faults=kinds,
+        triton=triton,
+        patience_s=patience,
+        console=console,
+    )
     console.print(_table(result))
     for finding in result.findings[:SHOWN]:
         console.print(f"- {finding}", markup=False)
@@ -152,6 +169,9 @@ def main(
     console.print(f"{len(result.findings)} findings; to repeat it: {repeat}{' --triton' if triton else ''}")
     if out is not None:
         out.write_text(json.dumps({**vars(result), "growth_mb": result.growth_mb}, indent=2) + "\n")
+    if result.stuck:  # the interpreter would wait for whoever waits
+        sys.stdout.flush()
+        os._exit(1)
     if result.findings:
         raise typer.Exit(1)
 

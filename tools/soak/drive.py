@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from tools.soak.faults import Fault, Faults
 from tools.soak.plans import Plan, Turn
 
 CLIENTS = 12
-STUCK_S = 300.0  # an answer that takes longer never comes
+PATIENCE_S = 300.0  # a wave that takes longer never ends
 
 
 class Reference:
@@ -44,11 +44,22 @@ class Reference:
 class Driver:
     """Sends waves of turns to ``llm``, and holds its answers and its books against what they should be."""
 
-    def __init__(self, name: str, llm: LLM, faults: Faults, plans: Sequence[Plan], reference: Reference) -> None:
+    def __init__(
+        self,
+        name: str,
+        llm: LLM,
+        faults: Faults,
+        plans: Sequence[Plan],
+        reference: Reference,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.name, self.llm, self.faults = name, llm, faults
         self._plans, self._reference = plans, reference
         self.ended: Counter[str] = Counter()  # by finish reason, as the answers say
         self.refused = 0
+        self.stuck = False  # somebody waited in vain: nothing that comes after means anything
+        self._patience_s = patience_s
         self._tally = _Tally()
 
     def wave(self, turns: Sequence[Turn], *, flood: int) -> list[str]:
@@ -56,9 +67,14 @@ class Driver:
         self._reference.learn(turns)
         before, self._tally = self.llm.metrics.copy(), _Tally()
         found: list[str] = []
-        with ThreadPoolExecutor(CLIENTS, thread_name_prefix="soak") as pool:
-            for turn, lines in zip(turns, pool.map(self._turn, turns), strict=True):
+        for turn, lines in zip(turns, together(self._turn, turns, self._patience_s), strict=True):
+            if lines is None:
+                self.stuck = True
+                found.append(f"{turn}: no answer within {self._patience_s:.0f} s")
+            else:
                 found += [f"{turn}: {line}" for line in lines]
+        if self.stuck:
+            return [f"{self.name}: {line}" for line in found]
         found += self._flood(turns[:flood])
         self.faults.settle()
         self.ended += self._tally.ended
@@ -67,12 +83,8 @@ class Driver:
     def _turn(self, turn: Turn) -> list[str]:
         plan, strikes = self._plans[turn.plan], self.faults.strikes
         params = plan.params.model_copy(update={"timeout_s": turn.timeout_s})
-        try:
-            answer = {"generate": self._generate, "stream": self._stream, "listen": self._listen}[turn.way](
-                turn, plan, params
-            )
-        except TimeoutError:
-            return [f"no answer within {STUCK_S:.0f} s"]
+        ways = {"generate": self._generate, "stream": self._stream, "listen": self._listen}
+        answer = ways[turn.way](turn, plan, params)
         answer = replace(answer, struck=self.faults.strikes > strikes)
         self._note(answer)
         return problems(turn, plan, answer, self._reference.output(turn.plan))
@@ -84,7 +96,7 @@ class Driver:
             return Answer(None, f"{type(error).__name__}: {error}")
 
     def _stream(self, turn: Turn, plan: Plan, params: SamplingParams) -> Answer:
-        return asyncio.run(asyncio.wait_for(self._streamed(turn, plan, params), STUCK_S))
+        return asyncio.run(self._streamed(turn, plan, params))
 
     async def _streamed(self, turn: Turn, plan: Plan, params: SamplingParams) -> Answer:
         items: list[StreamOutput] = []
@@ -109,7 +121,7 @@ class Driver:
             if item.output is not None:
                 ended.set()
             elif turn.leave_after is not None and _count(items) >= turn.leave_after:
-                sent.wait(STUCK_S)
+                sent.wait()
                 self.llm.cancel(requests[0])
             if fault is not None and fault.kind.startswith("listener") and len(items) == fault.at + 1:
                 raise fault.error()
@@ -119,8 +131,7 @@ class Driver:
         sent.set()
         if turn.leave_after == 0:
             self.llm.cancel(requests[0])
-        if not ended.wait(STUCK_S):
-            raise TimeoutError
+        ended.wait()
         output = items[-1].output
         assert output is not None
         return _answer(items, self._reference.output(turn.plan), output.error)
@@ -142,8 +153,9 @@ class Driver:
                 taken += 1
             except QueueFull:
                 self.refused += 1
-        if not all(ended.acquire(timeout=STUCK_S) for _ in range(taken)):
-            return [f"a flood: no answer within {STUCK_S:.0f} s"]
+        if not all(ended.acquire(timeout=self._patience_s) for _ in range(taken)):
+            self.stuck = True
+            return [f"a flood: no answer within {self._patience_s:.0f} s"]
         for output in outputs:
             self._note(Answer(output))
         try:
@@ -215,6 +227,31 @@ class _Tally:
             <= self.of_errors,
             f"steps and accepted drafts {theirs}, answers {mine}": mine == theirs,
         }
+
+
+def together(work: Callable[[Turn], list[str]], turns: Sequence[Turn], limit_s: float) -> list[list[str] | None]:
+    """Do ``work`` for every turn, CLIENTS at a time; None for those that had no end when the time was up."""
+    results: list[list[str] | None] = [None] * len(turns)
+    numbers = iter(range(len(turns)))
+
+    def client() -> None:
+        while True:
+            with _LOCK:
+                number = next(numbers, None)
+            if number is None:
+                return
+            try:
+                results[number] = work(turns[number])
+            except Exception as error:
+                results[number] = [f"{type(error).__name__}: {error}"]
+
+    threads = [threading.Thread(target=client, name="soak", daemon=True) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + limit_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return results
 
 
 _LOCK = threading.Lock()
