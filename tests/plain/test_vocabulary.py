@@ -165,6 +165,12 @@ def test_tokenizers_agree_when_every_shared_id_is_the_same_token(tmp_path: Path,
         vocabulary.require_same_tokens(other(tmp_path, Tokenizer.from_str(json.dumps(data))))
 
 
+def test_the_last_id_that_two_tokenizers_share_is_compared_as_well(tmp_path: Path) -> None:
+    mine, theirs = (Vocabulary.open(tiny_tokenizer(tmp_path / name, extra=(f"<{name}>",))) for name in ("one", "two"))
+    with pytest.raises(BadRecipe, match="id 267 is '<two>', and '<one>' in the target"):
+        mine.require_same_tokens(theirs)
+
+
 def test_chat_templates_are_among_the_files_to_copy(tmp_path: Path, vocabulary: Vocabulary) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates/tools.jinja").write_text("")
