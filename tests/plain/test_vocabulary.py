@@ -35,6 +35,12 @@ def test_the_size_is_one_past_the_largest_id_even_where_ids_have_gaps(tmp_path: 
     assert other(tmp_path, Tokenizer(models.WordLevel(words, unk_token="a"))).size == 8
 
 
+def test_the_last_id_that_two_tokenizers_share_is_compared_as_well(tmp_path: Path) -> None:
+    mine, theirs = (Vocabulary.open(tiny_tokenizer(tmp_path / name, extra=(f"<{name}>",))) for name in ("one", "two"))
+    with pytest.raises(BadRecipe, match="id 267 is '<two>', and '<one>' in the target"):
+        mine.require_same_tokens(theirs)
+
+
 def test_markers_are_single_tokens_or_several(vocabulary: Vocabulary) -> None:
     markers = vocabulary.markers(reasoning(ends=("</think>", "[done]"), implicit_ends=("<tool_call>",)))
     assert (markers.start.ids, markers.ends[0].ids) == ((THINK,), (THINK_END,))
@@ -163,12 +169,6 @@ def test_tokenizers_agree_when_every_shared_id_is_the_same_token(tmp_path: Path,
     data["added_tokens"][2:4] = [second, first]
     with pytest.raises(BadRecipe, match="id 264 is '</think>', and '<think>' in the target"):
         vocabulary.require_same_tokens(other(tmp_path, Tokenizer.from_str(json.dumps(data))))
-
-
-def test_the_last_id_that_two_tokenizers_share_is_compared_as_well(tmp_path: Path) -> None:
-    mine, theirs = (Vocabulary.open(tiny_tokenizer(tmp_path / name, extra=(f"<{name}>",))) for name in ("one", "two"))
-    with pytest.raises(BadRecipe, match="id 267 is '<two>', and '<one>' in the target"):
-        mine.require_same_tokens(theirs)
 
 
 def test_chat_templates_are_among_the_files_to_copy(tmp_path: Path, vocabulary: Vocabulary) -> None:
