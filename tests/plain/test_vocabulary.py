@@ -35,12 +35,6 @@ def test_the_size_is_one_past_the_largest_id_even_where_ids_have_gaps(tmp_path: 
     assert other(tmp_path, Tokenizer(models.WordLevel(words, unk_token="a"))).size == 8
 
 
-def test_the_last_id_that_two_tokenizers_share_is_compared_as_well(tmp_path: Path) -> None:
-    mine, theirs = (Vocabulary.open(tiny_tokenizer(tmp_path / name, extra=(f"<{name}>",))) for name in ("one", "two"))
-    with pytest.raises(BadRecipe, match="id 267 is '<two>', and '<one>' in the target"):
-        mine.require_same_tokens(theirs)
-
-
 def test_markers_are_single_tokens_or_several(vocabulary: Vocabulary) -> None:
     markers = vocabulary.markers(reasoning(ends=("</think>", "[done]"), implicit_ends=("<tool_call>",)))
     assert (markers.start.ids, markers.ends[0].ids) == ((THINK,), (THINK_END,))
@@ -55,6 +49,13 @@ def test_no_beginning_of_text_token_gets_into_a_marker(tmp_path: Path) -> None:
     )
     assert tokenizer.encode("<think>").ids == [262, THINK]
     assert other(tmp_path, tokenizer).spell("reasoning.start", "<think>").ids == (THINK,)
+
+
+def test_the_last_id_that_two_tokenizers_share_is_compared_as_well(tmp_path: Path) -> None:
+    folders = [tiny_tokenizer(tmp_path / name, extra=(f"<{name}>",)) for name in ("one", "two")]
+    mine, theirs = (other(folder, Tokenizer.from_file(str(folder / "tokenizer.json"))) for folder in folders)
+    with pytest.raises(BadRecipe, match="id 267 is '<two>', and '<one>' in the target"):
+        mine.require_same_tokens(theirs)
 
 
 def test_a_marker_that_the_normalizer_changes_is_refused(tmp_path: Path) -> None:
