@@ -30,6 +30,24 @@ def test_messages_for_a_tokenizer_without_a_chat_template_are_refused_with_the_w
         token_ids([{"role": "user", "content": "hello"}], plain, valid_tokens=2000, limit=100)
 
 
+def test_a_text_gets_the_token_that_begins_a_text_once_and_a_chat_only_what_its_template_writes() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINTS / "target")
+    [first] = tokenizer.encode("<|im_start|>", add_special_tokens=False)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", first)]
+    )
+    tokenizer.chat_template = "<|im_start|>{{ messages[0].content }}"
+    plain = tokenizer.encode("hello", add_special_tokens=False)
+    for prompt in ("hello", [{"role": "user", "content": "hello"}]):
+        assert token_ids(prompt, tokenizer, valid_tokens=2048, limit=100) == [first, *plain]
+
+
+def test_a_prompt_may_be_as_long_as_its_limit_and_no_longer(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert token_ids([1] * 7, tokenizer, valid_tokens=2000, limit=7) == [1] * 7
+    with pytest.raises(BadRequest, match="at most 7 tokens leave room for an output, received 8"):
+        token_ids([1] * 8, tokenizer, valid_tokens=2000, limit=7)
+
+
 @pytest.mark.parametrize("prompt", [5, None, "text", [1, 2], [{"role": "user", "content": "x"}], [], iter([1])])
 def test_one_prompt_is_no_batch(prompt: Any) -> None:
     assert not is_batch(prompt)

@@ -130,6 +130,12 @@ def test_an_unknown_name_is_refused_wherever_it_stands(name: str) -> None:
         read_request(tensors(text_input="x", sampling_parameters=json.dumps({name: 1})))
 
 
+@pytest.mark.parametrize("name", ["text_input", "input_ids", "stream", "return_seed"])
+def test_an_object_of_sampling_parameters_holds_neither_prompts_nor_flags(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"holds sampling parameters only, received '{name}'; send it as an input"):
+        read_request(tensors(text_input="x", sampling_parameters=json.dumps({name: True})))
+
+
 def test_tritons_timeout_is_a_number_of_microseconds() -> None:
     assert read_request(tensors(text_input="x"), timeout_us=1_500_000).params.timeout_s == 1.5
     assert read_request(tensors(text_input="x"), {"timeout": 250_000}).params.timeout_s == 0.25

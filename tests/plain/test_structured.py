@@ -51,6 +51,7 @@ def takes(compiled, text: str) -> bool:
         ({"json": PERSON, "disable_any_whitespace": True}, '{"name": "x"}', '{ "name": "x"}'),
         ({"json": True}, "[1]", "["),
         ({"json_object": True}, '{"a": [{}]}', "[]"),
+        ({"json_object": True, "disable_any_whitespace": True}, '{"a": 1}', '{ "a": 1}'),
         ({"regex": '"[a-z]"'}, '"a"', '"1"'),
         ({"choice": ['y"\\', "né😀", "a\nb\u2028", "a\nb"]}, "a\nb\u2028", "a"),
         ({"choice": ["yes"]}, "yes", "yesyes"),
@@ -78,6 +79,8 @@ def test_every_kind_takes_what_it_asks_for_and_nothing_else(library, asked, good
         ({"json": 1.5}, "json"),
         ({"schema": {}}, "schema: is not a known key"),
         ({"regex": "a", "validate_output": True}, "validate_output must come with json"),
+        ({"choice": ["a"], "validate_output": True}, "validate_output must come with json, got choice"),
+        ({"json_object": True, "validate_output": True}, "validate_output must come with json, got json_object"),
         ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace must come with json"),
     ],
 )

@@ -51,6 +51,13 @@ def test_no_beginning_of_text_token_gets_into_a_marker(tmp_path: Path) -> None:
     assert other(tmp_path, tokenizer).spell("reasoning.start", "<think>").ids == (THINK,)
 
 
+def test_the_last_id_that_two_tokenizers_share_is_compared_as_well(tmp_path: Path) -> None:
+    folders = [tiny_tokenizer(tmp_path / name, extra=(f"<{name}>",)) for name in ("one", "two")]
+    mine, theirs = (other(folder, Tokenizer.from_file(str(folder / "tokenizer.json"))) for folder in folders)
+    with pytest.raises(BadRecipe, match="id 267 is '<two>', and '<one>' in the target"):
+        mine.require_same_tokens(theirs)
+
+
 def test_a_marker_that_the_normalizer_changes_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tiny_tokenizer(tmp_path) / "tokenizer.json"))
     tokenizer.normalizer = normalizers.Lowercase()
