@@ -1,11 +1,12 @@
 """A bundle: a folder that holds compiled engines, the weights they point into, the tokenizer, and a manifest."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.digest import file_digests, holds_weights
-from tandemrt.engines.errors import BadBundle, InternalError
+from tandemrt.engines.errors import BadBundle, InternalError, quoted
 from tandemrt.engines.manifest import FILE_NAME, Draft, Engine, EngineName, Limits, Manifest, Markers
 
 TOKENIZER = "tokenizer"
@@ -27,7 +28,11 @@ class Bundle:
         ``verify``. Raises BadBundle, with every violation on its own line.
         """
         bundle = cls.read(path)
-        problems = bundle.problems(verify=verify)
+        try:
+            problems = bundle.problems(verify=verify)
+        except OSError as error:
+            rule = f"every file of bundle {bundle.folder} must be readable; {error.filename}: {error.strerror}"
+            raise BadBundle(f"{rule}. Correct its permissions or copy it anew") from error
         if problems:
             lines = "\n".join(problems)
             raise BadBundle(f"bundle {bundle.folder} is not as it was built; build it again or copy it anew:\n{lines}")
@@ -37,20 +42,28 @@ class Bundle:
     def read(cls, path: str | Path) -> "Bundle":
         """Read the manifest alone, without looking at the files. Raises BadBundle."""
         folder = Path(path)
-        if not folder.is_dir():
-            raise BadBundle(f"bundle must be a folder with {FILE_NAME}; got {str(path)!r}. Build one with: {_BUILD}")
-        return cls(folder.resolve(), Manifest.read(folder))
+        with suppress(OSError, RuntimeError, ValueError):  # too long, links that lead in a circle, a zero byte
+            folder = folder.resolve()
+            if folder.is_dir():
+                return cls(folder, Manifest.read(folder))
+        raise BadBundle(f"bundle must be a folder with {FILE_NAME}; got {quoted(str(path))}. Build one with: {_BUILD}")
 
     def problems(self, *, verify: bool = False) -> list[str]:
         """Say, one line each, how the folder departs from the manifest. Empty means that everything holds."""
-        found = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
+        paths = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*")}
+        found = {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
         # Dot files are left by file managers and network file systems; nothing in a bundle reads them.
         strangers = sorted(
             name for name in found if name not in self.manifest.files and name != FILE_NAME and not _hidden(name)
         )
         lines = [f"{name} must be in the manifest; it was added after the build" for name in strangers]
+        # Where a link leads may change at any time, and may be none of the bundle's business.
+        linked = sorted(name for name, path in paths.items() if path.is_symlink() and not _hidden(name))
+        lines += [f"{name} must be the bundle's own; it is a symbolic link" for name in linked]
         whole: list[str] = []
         for name, expected in sorted(self.manifest.files.items()):
+            if name in linked:
+                continue
             if name not in found:
                 lines.append(f"{name} must exist; it is missing")
             elif (size := found[name].stat().st_size) != expected.size:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from tandemrt.engines.binding import Binding
 from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import quoted
 from tandemrt.engines.operators import SCHEMAS, Schema
 from tandemrt.engines.validation import Record, RelativePath, nearest, refuse
 
@@ -84,10 +85,12 @@ class Decoder(Record):
         """Raise a validator's error unless the steps can run in order and make what ``contract`` promises."""
         declared = Counter(b.name for b in (*contract.inputs, *contract.outputs, *self.values))
         if twice := [name for name, count in declared.items() if count > 1]:
-            raise refuse(f"decoder.values must name every value once, and none of the contract's; got {twice[0]!r}")
+            raise refuse(
+                f"decoder.values must name every value once, and none of the contract's; got {quoted(twice[0])}"
+            )
         constants = self.constants.outputs if self.constants else ()
         if self.constants and self.constants.inputs:
-            raise refuse(f"decoder.constants must have no inputs; got {self.constants.inputs[0]!r}")
+            raise refuse(f"decoder.constants must have no inputs; got {quoted(self.constants.inputs[0])}")
         made = {binding.name for binding in contract.inputs}
         there = set(made)
         for place, step in _numbered(self):
@@ -95,17 +98,17 @@ class Decoder(Record):
                 _check_operator(place, step)
             for name in step.inputs:
                 if name is not None and name not in there:
-                    raise refuse(f"{place}.inputs must be there before they are read; got {name!r}")
+                    raise refuse(f"{place}.inputs must be there before they are read; got {quoted(name)}")
             for name in step.outputs:
                 if name not in declared:
-                    raise refuse(f"{place}.outputs must be among values or the contract's outputs; got {name!r}")
+                    raise refuse(f"{place}.outputs must be among values or the contract's outputs; got {quoted(name)}")
                 if name in made:
-                    raise refuse(f"{place}.outputs must be made once; got {name!r}")
+                    raise refuse(f"{place}.outputs must be made once; got {quoted(name)}")
                 made.add(name)
             if isinstance(step, Operator):
                 sources = set(step.in_place().values())
                 if fixed := sources & set(constants):
-                    raise refuse(f"{place} must not change constants in place; got {min(fixed)!r}")
+                    raise refuse(f"{place} must not change constants in place; got {quoted(min(fixed))}")
                 there -= sources  # what it held is gone
             there |= set(step.outputs)
         _check_outputs(self, contract, made)
@@ -120,30 +123,29 @@ def _numbered(decoder: Decoder) -> Iterator[tuple[str, Step]]:
 
 def _check_operator(place: str, step: Operator) -> None:
     if step.name not in SCHEMAS:
-        raise refuse(f"{place}.name must be an operator{nearest(step.name, list(SCHEMAS))}; got {step.name!r}")
+        raise refuse(f"{place}.name must be an operator{nearest(step.name, list(SCHEMAS))}; got {quoted(step.name)}")
     schema = step.definition
     for kind, given, bindings in (("inputs", step.inputs, schema.inputs), ("outputs", step.outputs, schema.outputs)):
         wanted = [binding.name for binding in bindings]
         missing = [n for n, value in zip(wanted, (*given, *[None] * len(wanted)), strict=False) if value is None]
         if len(given) > len(wanted) or not set(missing) <= set(schema.optional):
-            raise refuse(f"{place}.{kind} must be {schema.name}'s {', '.join(wanted)}; got {list(given)}")
+            raise refuse(f"{place}.{kind} must be {schema.name}'s {', '.join(wanted)}; got {quoted(list(given))}")
     kinds = {name: type(value).__name__ for name, value in step.attributes.items()}
     if kinds != schema.attributes:
         wanted_kinds = ", ".join(f"{name} ({kind})" for name, kind in schema.attributes.items()) or "none"
-        raise refuse(f"{place}.attributes must be {schema.name}'s {wanted_kinds}; got {step.attributes}")
+        raise refuse(f"{place}.attributes must be {schema.name}'s {wanted_kinds}; got {quoted(step.attributes)}")
 
 
 def _check_outputs(decoder: Decoder, contract: Contract, made: set[str]) -> None:
     if missing := [binding.name for binding in contract.outputs if binding.name not in made]:
-        raise refuse(f"decoder.steps must make every output of the contract; {missing[0]!r} is not made")
+        raise refuse(f"decoder.steps must make every output of the contract; {quoted(missing[0])} is not made")
     if missing := [value.name for value in decoder.values if value.name not in made]:
-        raise refuse(f"decoder.steps must make every value; {missing[0]!r} is not made")
+        raise refuse(f"decoder.steps must make every value; {quoted(missing[0])} is not made")
     in_place = {pair for step in decoder.operators for pair in step.in_place().items()}
     promised = set(contract.aliases)
     given = {binding.name for binding in (*contract.inputs, *contract.outputs)}
     wrong = {pair for pair in in_place if given & set(pair)} ^ promised
     if wrong:
         output, source = min(wrong)
-        raise refuse(
-            f"decoder.steps must change in place what the contract says and nothing else; got {output!r} of {source!r}"
-        )
+        rule = "decoder.steps must change in place what the contract says and nothing else"
+        raise refuse(f"{rule}; got {quoted(output)} of {quoted(source)}")

@@ -1,7 +1,13 @@
 """The one family of errors.
 
-Every message names the argument, the rule, the value received and what to do about it.
+Every message names the argument, the rule, the value received and what to do about it. Of what was received it quotes
+at most ``QUOTED`` characters: an error must not carry a prompt of megabytes into logs and responses.
 """
+
+from itertools import islice
+from typing import Any
+
+QUOTED = 200
 
 
 class TandemError(Exception):
@@ -38,3 +44,32 @@ class QueueFull(TandemError):
 
 class InternalError(TandemError):
     """An invariant of TandemRT itself does not hold. Always a bug: please report it."""
+
+
+class Closed(TandemError):
+    """A runtime was used after it was closed; open the bundle again."""
+
+
+def quoted(value: Any) -> str:
+    """Spell a value that was received for a message, as Python would, in at most ``QUOTED`` characters."""
+    try:
+        return clipped(repr(_beginning(value)))
+    except ValueError:  # of an integer with more digits than Python likes to spell
+        return f"{type(value).__name__} with a number of thousands of digits"
+    except Exception:  # whatever the author of a class wrote
+        return f"{type(value).__name__} that cannot be shown"
+
+
+def clipped(text: Any) -> str:
+    """Return ``str(text)``, or its beginning and an ellipsis where it has more than ``QUOTED`` characters."""
+    spelled = str(text)
+    return spelled if len(spelled) <= QUOTED else f"{spelled[: QUOTED - 3]}..."
+
+
+def _beginning(value: Any) -> Any:
+    """What of a value fills ``QUOTED`` characters, so that megabytes are not spelled to be cut off."""
+    if isinstance(value, str | bytes | list | tuple):
+        return value[: QUOTED + 1]
+    if type(value) is dict:
+        return dict(islice(value.items(), QUOTED + 1))
+    return value

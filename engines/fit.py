@@ -1,6 +1,6 @@
 """What a bundle's manifest alone says against a request: asked before any engine opens, and again at admission."""
 
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.manifest import Manifest
 from tandemrt.engines.params import SamplingParams
 
@@ -15,15 +15,20 @@ def require_fit(params: SamplingParams, manifest: Manifest, window: int | None =
     if params.max_tokens is not None and params.max_tokens >= limits.length:
         raise BadRequest(
             f"max_tokens: prompt and output must fit the engine's length {limits.length}, received "
-            f"{params.max_tokens}; ask for at most {limits.length - 1} or build the bundle with a larger limits.length"
+            f"{quoted(params.max_tokens)}; ask for at most {limits.length - 1} or build the bundle with a larger "
+            "limits.length"
         )
     if params.window is not None and params.window > most:
-        raise BadRequest(f"window: this runtime drafts at most {most} tokens per round, received {params.window}")
+        raise BadRequest(
+            f"window: this runtime drafts at most {most} tokens per round, received {quoted(params.window)}"
+        )
     beyond = [token for token in params.logit_bias or () if token >= manifest.valid_tokens]
     if beyond:
-        raise BadRequest(f"logit_bias: token ids must be in 0..{manifest.valid_tokens - 1}, received {beyond[0]}")
+        raise BadRequest(
+            f"logit_bias: token ids must be in 0..{manifest.valid_tokens - 1}, received {quoted(beyond[0])}"
+        )
     if params.thinking_token_budget is not None and manifest.markers is None:
         raise BadRequest(
-            f"thinking_token_budget: this bundle names no reasoning markers, received {params.thinking_token_budget}; "
-            "build it with [reasoning] in the recipe"
+            "thinking_token_budget: this bundle names no reasoning markers, received "
+            f"{quoted(params.thinking_token_budget)}; build it with [reasoning] in the recipe"
         )

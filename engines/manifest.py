@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from tandemrt.engines.calls import capacity
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.decoder import Decoder
-from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.errors import BadBundle, clipped, quoted
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.engines.validation import Record, RelativePath, explain, refuse
 
@@ -46,10 +46,15 @@ class Limits(Record):
     @model_validator(mode="after")
     def _leave_slack(self) -> "Limits":
         if self.capacity < (needed := capacity(self.length, self.window)):
-            raise refuse(f"capacity must be at least length + window + 1 = {needed}; got {self.capacity}")
+            raise refuse(
+                f"capacity must be at least length + window + 1 = {quoted(needed)}; got {quoted(self.capacity)}"
+            )
+        if self.prefill_chunk > self.length:
+            rule = f"prefill_chunk must be at most length, {quoted(self.length)}"
+            raise refuse(f"{rule}; got {quoted(self.prefill_chunk)}")
         row = blocks_of(self.capacity)
         if self.cache_blocks is not None and self.cache_blocks < row:
-            raise refuse(f"cache_blocks must hold one full row, {row} blocks; got {self.cache_blocks}")
+            raise refuse(f"cache_blocks must hold one full row, {quoted(row)} blocks; got {quoted(self.cache_blocks)}")
         return self
 
 
@@ -75,6 +80,13 @@ class Draft(Record):
     kind: Literal["model", "ngram", "none"]
     ngram_min: Count | None = None
     ngram_max: Count | None = None
+
+    @model_validator(mode="after")
+    def _bounds_of_ngrams(self) -> "Draft":
+        bounds = self.ngram_min or 0, self.ngram_max or 0
+        if self.kind == "ngram" and not 0 < bounds[0] <= bounds[1]:
+            raise refuse(f"ngram_min and ngram_max must be set for kind ngram, and in order; got {quoted(bounds)}")
+        return self
 
 
 class Engine(Record):
@@ -159,8 +171,10 @@ class Manifest(Record):
             raise BadBundle(
                 f"{path} must be readable: {error.strerror}. Name a folder that export build made"
             ) from error
-        except ValueError as error:
-            raise BadBundle(f"{path} must be JSON: {error}. The file is damaged; build the bundle again") from error
+        except (ValueError, RecursionError) as error:
+            raise BadBundle(
+                f"{path} must be JSON: {clipped(error)}. The file is damaged; build the bundle again"
+            ) from error
         _check_version(path, data)
         said = data.pop(DIGEST, None)
         try:
@@ -168,7 +182,7 @@ class Manifest(Record):
         except ValidationError as error:
             raise BadBundle(f"{path} must be a manifest; build the bundle again:\n{explain(error)}") from error
         if said != _digest(data):
-            rule = f"{DIGEST} must be {_digest(data)}; got {said!r}"
+            rule = f"{DIGEST} must be {_digest(data)}; got {quoted(said)}"
             raise BadBundle(f"{path}: {rule}. The file was changed after the build; build the bundle again")
         return manifest
 
@@ -187,20 +201,21 @@ class Manifest(Record):
         for name, engine in self.engines.items():
             if missing := [file for file in engine.files if file not in self.files]:
                 key = "file" if engine.decoder is None else "decoder"
-                raise refuse(f"engines.{name}.{key} must be among files; got {missing[0]!r}")
+                raise refuse(f"engines.{name}.{key} must be among files; got {quoted(missing[0])}")
         compiled = {PurePosixPath(file).name.partition(".")[0] for file in self.kernels}
         operators = {o.name for engine in self.engines.values() if engine.decoder for o in engine.decoder.operators}
         if any(SCHEMAS[name].kernels not in compiled for name in operators):
             has = ", ".join(sorted(compiled)) or "none"
             wanted = ", ".join(sorted({SCHEMAS[name].kernels for name in operators}))
-            raise refuse(f"kernels must hold {wanted} for the operators of its decoders; got {has}")
+            raise refuse(f"kernels must hold {wanted} for the operators of its decoders; got {clipped(has)}")
         if strangers := [file for file in self.kernels if file not in self.files]:
-            raise refuse(f"kernels must be among files; got {strangers[0]!r}")
+            raise refuse(f"kernels must be among files; got {quoted(strangers[0])}")
         if self.valid_tokens > self.vocab:
-            raise refuse(f"valid_tokens must not exceed vocab {self.vocab}; got {self.valid_tokens}")
+            raise refuse(f"valid_tokens must not exceed vocab {quoted(self.vocab)}; got {quoted(self.valid_tokens)}")
         ids = [*self.stop_ids, *(token for marker in _all(self.markers) for token in marker.ids)]
         if max(ids) >= self.valid_tokens:
-            raise refuse(f"stop_ids and marker ids must be below valid_tokens {self.valid_tokens}; got {max(ids)}")
+            rule = f"stop_ids and marker ids must be below valid_tokens {quoted(self.valid_tokens)}"
+            raise refuse(f"{rule}; got {quoted(max(ids))}")
         return self
 
 
@@ -216,8 +231,8 @@ def _digest(data: dict[str, Any]) -> str:
 def _check_version(path: Path, data: Any) -> None:
     version = data.get("manifest_version") if isinstance(data, dict) else None
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
-        rule = f"manifest_version must be at most {VERSION}; got {version}"
+        rule = f"manifest_version must be at most {VERSION}; got {quoted(version)}"
         raise BadBundle(f"{path}: {rule}. Update tandemrt, or build the bundle again with this version")
     if type(version) is not int or version != VERSION:
-        rule = f"manifest_version must be {VERSION}; got {version!r}"
+        rule = f"manifest_version must be {VERSION}; got {quoted(version)}"
         raise BadBundle(f"{path}: {rule}. Build the bundle again with this version of tandemrt")

@@ -5,17 +5,19 @@
 must see is written out once more, in ``OpeningOptions``; a test holds both together.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Protocol, TypedDict, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.manifest import Limits
 from tandemrt.engines.validation import Section, explain, refuse
 
 Window = int | Mapping[int, int]
+MOST_THREADS = 1024
 
 
 def window_problem(window: object, limit: int | None = None) -> str:
@@ -27,12 +29,12 @@ def window_problem(window: object, limit: int | None = None) -> str:
     for each in table.values():
         if not _is_count(each) or (limit is not None and each > limit):
             bound = "must be 0 or more" if limit is None else f"the bundle was built for 0..{limit}"
-            return f"{bound} drafted tokens per round, received {each!r}"
+            return f"{bound} drafted tokens per round, received {quoted(each)}"
     if any(not _is_count(live) or live < 1 for live in table) or 1 not in table:
         most = 4 if limit is None else limit
         return (
-            f"a table must map numbers of requests, 1 among them, to drafted tokens per round, received {table}; "
-            f"for example {{1: {most}, 33: {most // 2}}}"
+            f"a table must map numbers of requests, 1 among them, to drafted tokens per round, received "
+            f"{quoted(table)}; for example {{1: {most}, 33: {most // 2}}}"
         )
     return ""
 
@@ -46,7 +48,7 @@ def window_from_text(text: str) -> Window:
     except ValueError:
         pairs = []
     if not pairs or len(dict(pairs)) < len(pairs):
-        raise BadRequest(f"window: must be a number, or a table such as 1:4,33:2, received {text[:200]!r}")
+        raise BadRequest(f"window: must be a number, or a table such as 1:4,33:2, received {quoted(text)}")
     return dict(pairs)
 
 
@@ -60,11 +62,12 @@ def _is_count(value: object) -> bool:
 
 
 def _device(value: Any) -> str:
-    written = str(value)  # a torch.device writes itself this way
-    kind, colon, number = written.partition(":")
-    if kind not in ("cpu", "cuda") or bool(colon) != number.isdecimal():
-        raise refuse(f"must be 'cpu', 'cuda' or 'cuda:N', received {written!r}; choose one of them")
-    return written
+    kind, index = getattr(value, "type", None), getattr(value, "index", None)
+    if isinstance(kind, str):  # as a torch.device has it
+        value = kind if index is None else f"{kind}:{index}"
+    if not isinstance(value, str) or not re.fullmatch(r"cpu|cpu:0|cuda(:[0-9]{1,2})?", value):
+        raise refuse(f"must be 'cpu', 'cuda' or 'cuda:N', received {quoted(value)}; choose one of them")
+    return value
 
 
 def _window(value: Any) -> Any:
@@ -75,25 +78,27 @@ def _window(value: Any) -> Any:
 
 def _threads(value: int) -> int:
     if value < 1:
-        raise refuse(f"at least one is needed, received {value}; None gives one per core")
+        raise refuse(f"at least one is needed, received {quoted(value)}; None gives one per core")
+    if value > MOST_THREADS:
+        raise refuse(f"at most {MOST_THREADS} can be started, received {quoted(value)}; None gives one per core")
     return value
 
 
 def _queue_limit(value: int) -> int:
     if value < 1:
-        raise refuse(f"at least one request must be able to wait, received {value}")
+        raise refuse(f"at least one request must be able to wait, received {quoted(value)}")
     return value
 
 
 def _whole(value: Any) -> Any:
     if isinstance(value, float | bool):
-        raise refuse(f"must be an integer, received {value!r}; give a number of tokens, or None")
+        raise refuse(f"must be an integer, received {quoted(value)}; give a number of tokens, or None")
     return value
 
 
 def _cache_tokens(value: int) -> int:
     if value < 1:
-        raise refuse(f"a cache must hold at least one token, received {value}")
+        raise refuse(f"a cache must hold at least one token, received {quoted(value)}")
     return value
 
 
@@ -158,7 +163,7 @@ class RuntimeOptions(Section):
         if self.cache_tokens is not None and limits.cache_blocks is None:
             raise BadRequest(
                 f"cache_tokens: this bundle's cache is linear, a row of {limits.capacity} tokens for each of "
-                f"{limits.batch} slots, received {self.cache_tokens}; leave it out"
+                f"{limits.batch} slots, received {quoted(self.cache_tokens)}; leave it out"
             )
 
     @property

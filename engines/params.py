@@ -1,16 +1,27 @@
 """What a request may ask for, named as vLLM and OpenAI users know it, validated before anything runs."""
 
 from collections import Counter
+from collections.abc import Mapping
+from copy import deepcopy
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, StrictStr, ValidationError, model_validator
 
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.validation import Record, Section, explain, refuse
 
-Token = Annotated[int, Field(strict=True, ge=0)]
-Count = Annotated[int, Field(strict=True, ge=0)]
-Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+
+def _no_text_or_truth(value: Any) -> Any:
+    if isinstance(value, str | bytes | bool):
+        raise refuse(f"must be a number; got {quoted(value)}")
+    return value
+
+
+Token = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Number = Annotated[float, BeforeValidator(_no_text_or_truth)]
+Bias = Annotated[Number, Field(ge=-100.0, le=100.0)]
+Text = Annotated[str, Field(strict=True, min_length=1)]  # bytes are no text
 MOST_BIASES = 1024  # tokens that one request may bias
 
 
@@ -31,6 +42,10 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _validated_anew(value: Any) -> Any:
+    return value.model_copy() if isinstance(value, StructuredOutputs) else value
+
+
 class SamplingParams(Section):
     """How one request is sampled and constrained. Unknown names and values out of range raise BadRequest.
 
@@ -43,32 +58,32 @@ class SamplingParams(Section):
 
     model_config = ConfigDict(strict=False)  # lists for tuples; numbers are strict where it matters
 
-    temperature: float = Field(1.0, ge=0.0, le=100.0, allow_inf_nan=False)
-    top_p: float = Field(1.0, ge=2.0**-126, le=1.0)  # below, float32 might make it 0, which is off
+    temperature: Number = Field(1.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    top_p: Number = Field(1.0, ge=2.0**-126, le=1.0)  # below, float32 might make it 0, which is off
     top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] = 0  # 0 and -1: off
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    min_p: Number = Field(0.0, ge=0.0, le=1.0)
     seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)] | None = None  # None: drawn, reported in the output
 
-    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    repetition_penalty: float = Field(1.0, ge=2.0**-126, le=2.0**126)  # above 0, in what float32 holds
+    presence_penalty: Number = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: Number = Field(0.0, ge=-2.0, le=2.0)
+    repetition_penalty: Number = Field(1.0, ge=2.0**-126, le=2.0**126)  # above 0, in what float32 holds
     logit_bias: Annotated[dict[Token, Bias], BeforeValidator(_by_token)] | None = None
 
-    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None  # None: up to the engine's length
+    max_tokens: Annotated[int, Field(strict=True, ge=1, lt=2**63)] | None = None  # None: up to the engine's length
     min_tokens: Count = 0
-    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)] = ()
+    stop: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
     include_stop_str_in_output: StrictBool = False
     stop_token_ids: tuple[Token, ...] = ()
     ignore_eos: StrictBool = False
     allowed_token_ids: tuple[Token, ...] | None = None
     banned_token_ids: tuple[Token, ...] = ()
 
-    thinking_token_budget: Annotated[int, Field(strict=True, ge=-1)] | None = None  # -1 and None: no budget
-    structured_outputs: "StructuredOutputs | None" = None
+    thinking_token_budget: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None  # -1 and None: no budget
+    structured_outputs: Annotated["StructuredOutputs | None", BeforeValidator(_validated_anew)] = None
 
     rule: Literal["coupled", "rejection"] = "coupled"
     window: Count | None = None  # drafted tokens per round, at most the engine's; 0 switches speculation off
-    timeout_s: float | None = Field(None, gt=0.0, allow_inf_nan=False)  # from admission to the last token
+    timeout_s: Number | None = Field(None, gt=0.0, allow_inf_nan=False)  # from admission to the last token
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -76,13 +91,29 @@ class SamplingParams(Section):
         except ValidationError as error:
             raise BadRequest(explain(error)) from error
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "SamplingParams":
+        """Return a copy in which ``update`` takes the place of values. Raises BadRequest as the constructor does."""
+        return SamplingParams(**{**_given(self, deep), **(update or {})})
+
+    def checked(self) -> "SamplingParams":
+        """Return these parameters validated anew, whatever was done to the object. Raises BadRequest."""
+        return self.model_copy()
+
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingParams":
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise refuse(f"min_tokens must be at most max_tokens ({self.max_tokens}); got {self.min_tokens}")
+            most, least = quoted(self.max_tokens), quoted(self.min_tokens)
+            raise refuse(f"min_tokens must be at most max_tokens ({most}); got {least}")
         if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.banned_token_ids):
             raise refuse("allowed_token_ids must leave a token that banned_token_ids does not ban")
         return self
+
+
+def _given(record: Record, deep: bool) -> dict[str, Any]:
+    """The values of a record, under the names that its constructor takes."""
+    fields = type(record).model_fields
+    given = {fields[name].alias or name: value for name, value in record}
+    return deepcopy(given) if deep else given
 
 
 class StructuredOutputs(Record):
@@ -100,11 +131,11 @@ class StructuredOutputs(Record):
 
     model_config = ConfigDict(strict=False)
 
-    json_schema: dict[str, Any] | StrictBool | str | None = Field(None, alias="json")
+    json_schema: dict[str, Any] | StrictBool | StrictStr | None = Field(None, alias="json")
     json_object: StrictBool | None = None
-    regex: str | None = Field(None, min_length=1)
-    choice: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
-    grammar: str | None = Field(None, min_length=1)
+    regex: Text | None = None
+    choice: tuple[Text, ...] | None = None
+    grammar: Text | None = None
     disable_any_whitespace: StrictBool = False
     validate_output: StrictBool = False
 
@@ -113,6 +144,10 @@ class StructuredOutputs(Record):
             super().__init__(**data)
         except ValidationError as error:
             raise BadRequest("\n".join(f"structured_outputs: {line}" for line in explain(error).split("\n"))) from error
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "StructuredOutputs":
+        """Return a copy in which ``update`` takes the place of values. Raises BadRequest as the constructor does."""
+        return StructuredOutputs(**{**_given(self, deep), **(update or {})})
 
     @model_validator(mode="after")
     def _one_kind(self) -> "StructuredOutputs":

@@ -6,6 +6,7 @@ Recipes are TOML files (``engines/recipes/*.toml`` are the included ones). Paths
 import hashlib
 import json
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from pydantic import (
 
 from tandemrt.engines.calls import capacity
 from tandemrt.engines.contract import CacheKind, blocks_of
-from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabilities
 from tandemrt.engines.validation import Section, explain, nearest, refuse
@@ -42,7 +43,10 @@ class _WithCheckpoint(Section):
     @field_validator("checkpoint")
     @classmethod
     def _relative_to_the_recipe(cls, value: Path, info: ValidationInfo) -> Path:
-        return (info.context["folder"] / value).resolve() if info.context else value
+        try:
+            return (info.context["folder"] / value).resolve() if info.context else value
+        except (OSError, RuntimeError, ValueError) as error:  # too long, links that lead in a circle, a zero byte
+            raise refuse(f"must be a folder that can be read; got {quoted(str(value))}: {clipped(error)}") from None
 
 
 class Target(_WithCheckpoint):
@@ -70,7 +74,7 @@ class NgramDraft(Section):
     @model_validator(mode="after")
     def _ordered(self) -> "NgramDraft":
         if self.ngram_min > self.ngram_max:
-            values = f"{self.ngram_min} > {self.ngram_max}"
+            values = f"{quoted(self.ngram_min)} > {quoted(self.ngram_max)}"
             raise refuse(f"ngram_min must not exceed ngram_max; got {values}. Lower ngram_min or raise ngram_max")
         return self
 
@@ -108,7 +112,7 @@ class RecipeLimits(Section):
     @model_validator(mode="after")
     def _chunk_fits(self) -> "RecipeLimits":
         if self.prefill_chunk > self.length:
-            values = f"{self.prefill_chunk} > {self.length}"
+            values = f"{quoted(self.prefill_chunk)} > {quoted(self.length)}"
             raise refuse(f"prefill_chunk must not exceed length; got {values}. Lower prefill_chunk or raise length")
         return self
 
@@ -156,14 +160,15 @@ class Recipe(Section):
         ``backend`` takes the place of the file's [backend] section unless that has this name already (for tensorrt-rtx
         with every compute capability it builds for), ``dtype`` the place of the target's and the draft's.
         """
-        path = Path(path).resolve()
         try:
+            path = Path(path).resolve()
             content = path.read_bytes()
             data = tomllib.loads(content.decode("utf-8"))
-        except OSError as error:
-            raise BadRecipe(f"recipe {path} cannot be read: {error.strerror}. Name an existing TOML file.") from error
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {error}. Correct the file.") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: links that lead in a circle, or tables nested too deep
+            why = error.strerror if isinstance(error, OSError) else error
+            raise BadRecipe(f"recipe {clipped(path)} cannot be read: {why}. Name an existing TOML file.") from error
+        except ValueError as error:  # of UTF-8, of TOML, or of a number with thousands of digits
+            raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {clipped(error)}. Correct the file.") from error
         _refuse_planned(data, path)
         asked = {name: value for name, value in (("backend", backend), ("dtype", dtype)) if value is not None}
         _override(data, **asked)
@@ -187,7 +192,7 @@ class Recipe(Section):
         if isinstance(self.draft, ModelDraft):
             named["draft"] = self.draft.checkpoint
         lines = [
-            f"{section}.checkpoint: must be an existing folder; got {str(folder)!r}"
+            f"{section}.checkpoint: must be an existing folder; got {quoted(str(folder))}"
             for section, folder in named.items()
             if not folder.is_dir()
         ]
@@ -227,15 +232,15 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _agree(self) -> "Recipe":
         if self.draft.window >= self.limits.length:
-            values = f"{self.draft.window} >= {self.limits.length}"
+            values = f"{quoted(self.draft.window)} >= {quoted(self.limits.length)}"
             raise refuse(f"draft.window must be below limits.length; got {values}. Lower one or raise the other")
         tokens = self.limits.cache_tokens
         if tokens is not None and self.cache == "linear":
             rule = "limits.cache_tokens needs backend.name 'onnxruntime-cuda' with cache = 'paged'"
-            raise refuse(f"{rule}; got {tokens} for a linear cache. Drop it or choose another backend")
+            raise refuse(f"{rule}; got {quoted(tokens)} for a linear cache. Drop it or choose another backend")
         if tokens is not None and tokens < self.capacity:
-            rule = f"limits.cache_tokens must hold one request: length + window + 1 = {self.capacity}"
-            raise refuse(f"{rule}; got {tokens}. Raise it or lower limits.length")
+            rule = f"limits.cache_tokens must hold one request: length + window + 1 = {quoted(self.capacity)}"
+            raise refuse(f"{rule}; got {quoted(tokens)}. Raise it or lower limits.length")
         if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
             raise refuse(
                 "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu', whose kernels cannot run "
@@ -258,13 +263,14 @@ class Recipe(Section):
 def locate(recipe: str) -> Path:
     """Return the file of a recipe given as a path or as the name of an included one. Raises BadRecipe."""
     included = {file.stem: file for file in sorted(INCLUDED.glob("*.toml"), key=lambda file: file.stem)}
-    if Path(recipe).is_file():
-        return Path(recipe)
+    with suppress(OSError, ValueError):  # a path that is too long, or holds a zero byte
+        if Path(recipe).is_file():
+            return Path(recipe)
     if recipe in included:
         return included[recipe]
     hint = nearest(recipe, list(included))
     raise BadRecipe(
-        f"recipe must be a TOML file or the name of an included recipe; got {recipe!r}{hint}. "
+        f"recipe must be a TOML file or the name of an included recipe; got {quoted(recipe)}{hint}. "
         f"Included: {', '.join(included)}"
     )
 
@@ -292,6 +298,6 @@ def _override(data: dict[str, Any], *, backend: str | None = None, dtype: str | 
 def _refuse_planned(data: dict[str, Any], path: Path) -> None:
     for (section, key), names in PLANNED.items():
         value = data[section].get(key) if isinstance(data.get(section), dict) else None
-        if value in names:
-            rule = f"{section}.{key} {value!r} is planned but does not exist yet"
+        if isinstance(value, str) and value in names:
+            rule = f"{section}.{key} {quoted(value)} is planned but does not exist yet"
             raise BadRecipe(f"recipe {path}: {rule}; choose another {section}.{key}")

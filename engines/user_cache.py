@@ -33,6 +33,20 @@ def write_file(file: Path, data: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
+def is_private(path: Path) -> bool:
+    """Whether a file or folder is this user's and nobody else may write it, as code that is run must be."""
+    stat = path.stat()
+    return stat.st_uid == os.geteuid() and not stat.st_mode & 0o022
+
+
+def make_private(folder: Path) -> None:
+    """Make ``folder``, or take what others may do with it away, where that is possible."""
+    with suppress(OSError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+
+
 def trim_cache(folder: Path, nbytes: int) -> None:
     """Remove the files of ``folder`` that were not touched for longest, until the others are at most ``nbytes``."""
     with suppress(OSError):

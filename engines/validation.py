@@ -8,6 +8,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from tandemrt.engines.errors import clipped, quoted
+
+MOST_LINES = 20
+
 
 class Record(BaseModel):
     """A frozen record that takes no value of a neighbouring type and no key it does not know."""
@@ -33,23 +37,25 @@ def refuse(text: str) -> PydanticCustomError:
 
 
 def explain(error: ValidationError, *, tags: Collection[str] = ()) -> str:
-    """Return one line per violation: the key, the rule and the value received.
+    """Return one line per violation, at most ``MOST_LINES``: the key, the rule and the value received.
 
     ``tags`` are the names of a union's kinds, which pydantic counts as a part of the key and a file does not spell.
     """
-    return "\n".join(_line(details, tags) for details in error.errors(include_url=False))
+    found = error.errors(include_url=False)
+    lines = [_line(details, tags) for details in found[:MOST_LINES]]
+    return "\n".join([*lines, f"and {len(found) - MOST_LINES} more"] if len(found) > MOST_LINES else lines)
 
 
 def nearest(name: str, known: list[str]) -> str:
     """Return " (did you mean 'x'?)" for the known name closest to ``name``, or nothing when none is close."""
-    close = get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    close = get_close_matches(clipped(name), known, n=1)
+    return f" (did you mean {quoted(close[0])}?)" if close else ""
 
 
 def _inside_the_folder(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or str(PurePosixPath(path)) != path:
-        raise refuse(f"a file of a bundle must be a plain relative path inside it; got {path!r}")
+        raise refuse(f"a file of a bundle must be a plain relative path inside it; got {quoted(path)}")
     return path
 
 
@@ -74,20 +80,24 @@ _NO_VALUE = ("missing", "union_tag_not_found")
 
 def _line(details: Any, tags: Collection[str]) -> str:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
-    parts = [str(part) for part in details["loc"] if part not in tags]
+    if kind == "value_error":  # of a record within: one of ours, which says all there is to say
+        return str(context["error"])
+    parts = [clipped(part) for part in details["loc"] if part not in tags]
     if kind.startswith("union_tag"):
         parts.append(context["discriminator"].strip("'"))
         value = context.get("tag")
     key = ".".join(parts)
     if kind == "unknown_key":
-        key += "".join(f" {part!r}" for part in details["loc"] if part in tags)
+        key += "".join(f" {quoted(part)}" for part in details["loc"] if part in tags)
     prefix = f"{key}: " if key else ""
     if kind in ("unknown_key", "contradiction"):
         return f"{prefix}{details['msg']}"
     rule = _RULES[kind].format(**context) if kind in _RULES else details["msg"].replace("Input should", "must")
-    return f"{prefix}{rule}" if kind in _NO_VALUE else f"{prefix}{rule}; got {value!r}"
+    return f"{prefix}{rule}" if kind in _NO_VALUE else f"{prefix}{rule}; got {quoted(value)}"
 
 
 def _unknown(keys: list[Any], known: list[str]) -> str:
-    parts = [f"unknown key {str(key)!r}{nearest(str(key), known)}" for key in keys]
+    parts = [f"unknown key {quoted(str(key))}{nearest(str(key), known)}" for key in keys[:MOST_LINES]]
+    if len(keys) > MOST_LINES:
+        parts.append(f"and {len(keys) - MOST_LINES} more")
     return f"{', '.join(parts)}; known keys: {', '.join(known)}"

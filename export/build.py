@@ -4,17 +4,22 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from transformers import AutoTokenizer
 
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
+from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
+from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
 from tandemrt.export.model.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
+from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.staging import check_destination, place, staged
 
 
@@ -51,19 +56,32 @@ def build(
     An earlier build of the same name is replaced, one of another name only with ``force``, anything else never.
     Raises BadRecipe, BadCheckpoint, BadBundle (about ``out``) or BackendUnavailable.
     """
-    out = out.resolve()
+    try:
+        out = out.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, links that lead in a circle, a zero byte
+        raise BadBundle(f"out must be a place for a folder: {clipped(error)}. Choose another with --out") from error
+    try:
+        return _build(recipe, out, force=force, clock=_Clock(progress), compiling=compiling)
+    except OSError as error:  # a disk that is full, a checkpoint that goes away meanwhile
+        why = f"{clipped(error.filename)}: {error.strerror or error}"
+        raise BadBundle(f"nothing was built: a file cannot be read or written: {why}. Build it again") from error
+
+
+def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling: CompileOptions) -> BuildReport:
     check_destination(out, recipe.name, force=force)
     compiling.require_use(recipe)
     recipe.require_checkpoints()
-    clock = _Clock(progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
         vocabulary = models[0].vocabulary
         stop_ids = vocabulary.stop_ids(models[0].checkpoint.config)
-        markers = vocabulary.markers(recipe.reasoning) if recipe.reasoning else None
+        markers = vocabulary.markers(recipe.reasoning, stop_ids) if recipe.reasoning else None
     with staged(out) as folder:
+        check_destination(out, recipe.name, force=force)  # another builder may have been here meanwhile
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
+        with clock.step("Open the tokenizer"):
+            _require_tokenizer(folder / TOKENIZER, models[0])
         engines = {}
         for graph in graphs(recipe, models, attention_of(recipe)):
             cut = is_cut(graph, recipe)
@@ -112,11 +130,22 @@ def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
     for model in models:
         (folder / model.role).mkdir()
         for file in model.checkpoint.files:
-            place(file, folder / model.role)
+            placed = place(file, folder / model.role)
+            was = {name: tensor for name, tensor in model.checkpoint.tensors.items() if tensor.file == file}
+            if {name: replace(tensor, file=file) for name, tensor in read_header(placed).items()} != was:
+                raise BadCheckpoint(f"{file} must not change while it is read, and it did; build again")
     for file in models[0].vocabulary.files():
         copy = folder / TOKENIZER / file.relative_to(models[0].vocabulary.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
+
+
+def _require_tokenizer(folder: Path, target: Model) -> None:
+    """Raise BadCheckpoint unless the tokenizer in ``folder`` is one that the runtime will open."""
+    try:
+        open_tokenizer(AutoTokenizer.from_pretrained, folder, target.spec.vocab)
+    except BadBundle as error:
+        raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error
 
 
 def _limits(recipe: Recipe) -> Limits:

@@ -1,15 +1,20 @@
 """Write a bundle folder so that it appears whole or not at all."""
 
+import errno
+import fcntl
+import glob
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.errors import BadBundle, clipped
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Manifest
+
+_FICLONE = 0x40049409  # ioctl_ficlone(2): share the blocks of another file until one of the two is written
 
 
 def check_destination(out: Path, name: str, *, force: bool) -> None:
@@ -45,14 +50,25 @@ def check_destination(out: Path, name: str, *, force: bool) -> None:
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """Give a new folder beside ``out``; it takes the place of ``out`` at the end, or vanishes if anything fails."""
+    """Give a new folder beside ``out``; it takes the place of ``out`` at the end, or vanishes if anything fails.
+
+    What builds that were killed left there is removed. Raises BadBundle while another process builds at ``out``.
+    """
     out = out.resolve()
     mark = uuid.uuid4().hex[:8]
     building, old = out.with_name(f".{out.name}.building-{mark}"), out.with_name(f".{out.name}.old-{mark}")
+    new_parents = [folder for folder in out.parents if not folder.exists()]
+    held = ExitStack()
     try:
-        building.mkdir(parents=True)
+        if new_parents:
+            out.parent.mkdir(parents=True, exist_ok=True)
+        with _hold(out.parent, wait=True):  # so that nobody takes a folder that is not held yet for a leftover
+            _clear(out)
+            building.mkdir()
+            held.enter_context(_hold(building))
     except OSError as error:
-        rule = f"out must be in a folder that can be written; {out.parent}: {error.strerror}"
+        _remove_empty(new_parents)
+        rule = f"out must be in a folder that can be written; {clipped(out.parent)}: {error.strerror}"
         raise BadBundle(f"{rule}. Choose another place with --out") from error
     try:
         yield building
@@ -66,21 +82,49 @@ def staged(out: Path) -> Iterator[Path]:
             raise
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
+        _remove_empty(new_parents)
         raise
+    finally:
+        held.close()
     shutil.rmtree(old, ignore_errors=True)
 
 
 def place(source: Path, folder: Path) -> Path:
-    """Hard-link a file into a folder, or copy it where the file system cannot link. Returns the new path.
+    """Give ``folder`` a copy of a file that shares its blocks where the file system can, else one of its own.
 
-    The file behind a symbolic link is placed, never the link: a bundle points nowhere outside itself.
+    Never a hard link: writing over the checkpoint would then change the bundle and what runs from it. The file behind
+    a symbolic link is placed, never the link: a bundle points nowhere outside itself. Returns the new path.
     """
     source, destination = source.resolve(), folder / source.name  # the name that the graph points to
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copyfile(source, destination)
+    with source.open("rb") as given, destination.open("xb") as placed:
+        try:
+            try:
+                fcntl.ioctl(placed.fileno(), _FICLONE, given.fileno())
+            except OSError:
+                _copy_data(given.fileno(), placed.fileno())
+        except OSError as error:
+            error.filename = error.filename or str(destination)
+            raise
     return destination
+
+
+def _copy_data(source: int, destination: int) -> None:
+    """Copy between file descriptors within the kernel, holes as holes."""
+    size, at = os.fstat(source).st_size, 0
+    os.ftruncate(destination, size)
+    while at < size:
+        try:
+            at = os.lseek(source, at, os.SEEK_DATA)
+        except OSError:  # nothing but a hole is left
+            return
+        end = os.lseek(source, at, os.SEEK_HOLE)
+        while at < end:
+            os.lseek(source, at, os.SEEK_SET)
+            os.lseek(destination, at, os.SEEK_SET)
+            count = os.sendfile(destination, source, None, min(end - at, 1 << 30))
+            if not count:
+                raise OSError(errno.EIO, "the file became shorter while it was read")
+            at += count
 
 
 def _name_in_older_manifest(folder: Path) -> str | None:
@@ -92,3 +136,52 @@ def _name_in_older_manifest(folder: Path) -> str | None:
     if not isinstance(data, dict) or data.get("manifest_version") not in range(1, VERSION):
         return None
     return data.get("name") if isinstance(data.get("name"), str) else None
+
+
+def _clear(out: Path) -> None:
+    """Put right what a build at ``out`` that was killed left behind. Raises BadBundle if one still runs."""
+    name = glob.escape(out.name)
+    for leftover in out.parent.glob(f".{name}.building-*"):
+        with _hold(leftover) as free:
+            if free is False:
+                raise BadBundle(
+                    f"out must have one builder at a time; another process builds {out}. Wait for it, or choose "
+                    "another place with --out"
+                )
+            if free:
+                shutil.rmtree(leftover, ignore_errors=True)
+    for old in out.parent.glob(f".{name}.old-*"):
+        if out.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:  # killed between the two renames
+            old.rename(out)
+
+
+@contextmanager
+def _hold(folder: Path, *, wait: bool = False) -> Iterator[bool | None]:
+    """Hold a folder against other processes: True if it is held now, False if another one does.
+
+    None: the file system cannot tell. The kernel lets go of it when this process ends, however it ends.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield None
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        held: bool | None = True
+    except BlockingIOError:
+        held = False
+    except OSError:
+        held = None
+    try:
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()

@@ -82,7 +82,7 @@ def launcher(operator: str, context: Context) -> Launcher:
     if context.device.type == "cpu":
         from tandemrt.plugins import cpu
 
-        return partial(cpu.launch, operator)
+        return partial(cpu.launch, operator, function(operator))
     context.module(SCHEMAS[operator].kernels)  # a refusal now, not in the first round
     found: Launcher = _load(FACES[operator].cuda)
     return found

@@ -4,6 +4,7 @@ import torch
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.implied import require_implied
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.runtime.backends import open_engines
 from tandemrt.runtime.backends.base import Engine
@@ -13,6 +14,7 @@ from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.drafters.ngram import NgramDrafter
 from tandemrt.runtime.drafters.none import NoDrafter
+from tandemrt.runtime.memory import require_memory
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.round.buffers import RoundBuffers
@@ -29,6 +31,8 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
     limits = bundle.limits
     windows = Windows(options.window, limits.window)
     where = _device(bundle, options.device)
+    require_implied(bundle.manifest)
+    require_memory(bundle, options, where)
     clock = Clock(where)
     with clock.active():
         engines = open_engines(bundle, where, options.threads)

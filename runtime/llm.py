@@ -15,6 +15,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest, InternalError, TandemError
 from tandemrt.engines.options import OpeningOptions, RuntimeOptions, signature
 from tandemrt.engines.params import SamplingParams
+from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.runtime.assemble import assemble
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.progress import progress_bar
@@ -36,7 +37,7 @@ class LLM:
 
     Raises BadRequest for options that make no sense, alone or for this bundle, and BadBundle or BackendUnavailable if
     the bundle cannot run here. Requests may be sent from several threads; ``close`` (or leaving a ``with`` block)
-    cancels what is running.
+    cancels what is running; later requests raise Closed.
     """
 
     __signature__ = signature([Parameter("bundle", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Path)])
@@ -45,11 +46,14 @@ class LLM:
         asked = RuntimeOptions(**options)
         self.bundle = Bundle.open(bundle)
         asked.require_fit(self.bundle.limits)
-        self.tokenizer = AutoTokenizer.from_pretrained(self.bundle.tokenizer_dir)
+        self.tokenizer, vocabulary = open_tokenizer(
+            AutoTokenizer.from_pretrained, self.bundle.tokenizer_dir, self.bundle.vocab
+        )
         loop = assemble(self.bundle, asked)
         self._admission = Admission(
             self.bundle,
             self.tokenizer,
+            vocabulary,
             window=loop.drafter.window,
             cache_tokens=loop.room.tokens,
             grammar_timeout_s=asked.grammar_timeout_s,
@@ -152,7 +156,7 @@ class LLM:
     def loop(self) -> Loop:
         """The rounds and their engines, for measures and checks: touch them only while no request runs.
 
-        Raises InternalError once closed.
+        Raises Closed once closed.
         """
         return self._worker.loop
 

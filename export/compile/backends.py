@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from tandemrt.engines.errors import BadRecipe, InternalError
+from tandemrt.engines.errors import BadRecipe, InternalError, quoted
 from tandemrt.engines.manifest import Engine
 from tandemrt.engines.recipe import Recipe
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx
@@ -47,7 +47,7 @@ class CompileOptions:
             raise BadRecipe(f"{rule}; got {recipe.backend.name!r}, which measures nothing while it builds. Drop it")
         there = next(path for path in (file.absolute(), *file.absolute().parents) if path.exists())
         if there.is_dir() == (there == file.absolute()) or not os.access(there, os.W_OK):
-            raise BadRecipe(f"--timing-cache must be a file that can be written; got {str(file)!r}. Name another")
+            raise BadRecipe(f"--timing-cache must be a file that can be written; got {quoted(str(file))}. Name another")
 
 
 DEFAULTS = CompileOptions()

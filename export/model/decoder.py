@@ -4,7 +4,7 @@ from typing import get_args
 
 import onnx_ir as ir
 
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.layers import stack
 from tandemrt.export.model.linear import Linear
@@ -62,11 +62,11 @@ def build_decoder(
 
 def _check(spec: ModelSpec, dtype: str, capacity: int, attention: str) -> None:
     if dtype not in COMPUTE_DTYPES:
-        raise BadRecipe(f"dtype should be one of {', '.join(COMPUTE_DTYPES)}, it is {dtype!r}")
+        raise BadRecipe(f"dtype should be one of {', '.join(COMPUTE_DTYPES)}, it is {quoted(dtype)}")
     if attention not in get_args(Lowering):
-        raise BadRecipe(f"attention should be one of {', '.join(get_args(Lowering))}, it is {attention!r}")
+        raise BadRecipe(f"attention should be one of {', '.join(get_args(Lowering))}, it is {quoted(attention)}")
     if capacity < 1:
-        raise BadRecipe(f"capacity should be at least 1 token, it is {capacity}")
+        raise BadRecipe(f"capacity should be at least 1 token, it is {quoted(capacity)}")
     if attention != "paged" and spec.sliding_window is not None and capacity > spec.sliding_window:
         raise BadCheckpoint(
             f"config.json: sliding_window is {spec.sliding_window} and the capacity {capacity}; sliding-window "

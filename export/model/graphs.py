@@ -20,7 +20,7 @@ from tandemrt.export.model.heads import build_adjust, build_propose, build_verif
 from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.export.read.tokenizer import Vocabulary
+from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.plugins.operators import HEAD_DIMS
 
 
@@ -31,7 +31,7 @@ class Model:
     role: EngineName
     checkpoint: Checkpoint
     spec: ModelSpec
-    vocabulary: Vocabulary
+    vocabulary: CheckpointTokenizer
     dtype: str
 
     @classmethod
@@ -39,7 +39,7 @@ class Model:
         """Read a checkpoint folder. Raises BadCheckpoint, or BadRecipe when ``length`` is beyond its training."""
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config)
-        vocabulary = Vocabulary.open(folder)
+        vocabulary = CheckpointTokenizer.open(folder)
         if vocabulary.size > spec.vocab:
             rule = f"the tokenizer must not have more ids than the logits are wide ({spec.vocab})"
             raise BadCheckpoint(f"{role}.checkpoint {folder}: {rule}; it has {vocabulary.size}; resize the embeddings")

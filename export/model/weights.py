@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 import onnx_ir as ir
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 
@@ -64,8 +64,8 @@ class Weights:
         one, other = self._find(copy), self._find(name)
         if one.shape != other.shape or one.dtype != other.dtype or not _equal_bytes(one, other):
             raise BadCheckpoint(
-                f"{one.file}: config.json says that {copy!r} is {name!r} (tie_word_embeddings), but the stored tensors "
-                "differ; set tie_word_embeddings to false if the model was trained that way"
+                f"{one.file}: config.json says that {quoted(copy)} is {quoted(name)} (tie_word_embeddings), but the "
+                "stored tensors differ; set tie_word_embeddings to false if the model was trained that way"
             )
 
     def finish(self) -> None:
@@ -75,7 +75,7 @@ class Weights:
             shown = ", ".join(sorted(left)[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
             raise BadCheckpoint(
                 f"{self.checkpoint.folder}: {len(left)} tensor(s) have no place in the model that config.json "
-                f"describes: {shown}; the config and the weights do not belong together, or the model "
+                f"describes: {clipped(shown)}; the config and the weights do not belong together, or the model "
                 "has parts that the exporter does not implement"
             )
 
@@ -83,13 +83,13 @@ class Weights:
         tensor = self._find(name)
         if tensor.shape != tuple(shape):
             raise BadCheckpoint(
-                f"{tensor.file}: tensor {name!r} should have shape {list(shape)} by config.json, "
-                f"it has {list(tensor.shape)}"
+                f"{tensor.file}: tensor {quoted(name)} should have shape {list(shape)} by config.json, "
+                f"it has {quoted(list(tensor.shape))}"
             )
         if tensor.dtype not in COMPUTE_DTYPES:
             raise BadCheckpoint(
-                f"{tensor.file}: tensor {name!r} should be {', '.join(COMPUTE_DTYPES)}, it is {tensor.dtype}; "
-                "quantized checkpoints are not supported"
+                f"{tensor.file}: tensor {quoted(name)} should be {', '.join(COMPUTE_DTYPES)}, it is "
+                f"{clipped(tensor.dtype)}; quantized checkpoints are not supported"
             )
         self._used.add(name)
         return tensor
@@ -101,7 +101,8 @@ class Weights:
     def _find(self, name: str) -> StoredTensor:
         if name not in self.checkpoint.tensors:
             raise BadCheckpoint(
-                f"{self.checkpoint.folder}: tensor {name!r} is missing, the model that config.json describes needs it"
+                f"{self.checkpoint.folder}: tensor {quoted(name)} is missing, the model that config.json describes "
+                "needs it"
             )
         return self.checkpoint.tensors[name]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
 
 DTYPES = {
     "F64": ("float64", 8),
@@ -73,7 +73,8 @@ class Checkpoint:
         for name, file in shards.items():
             if name not in tensors or tensors[name].file.name != file:
                 raise BadCheckpoint(
-                    f"{index}: tensor {name!r} should be in {file}, which does not hold it; download that shard again"
+                    f"{index}: tensor {quoted(name)} should be in {file}, which does not hold it; download "
+                    "that shard again"
                 )
         return cls(folder, config, tensors, tuple(folder / file for file in sorted(set(shards.values()))))
 
@@ -97,7 +98,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
         if tensor.offset != end:
             raise BadCheckpoint(
-                f"{file}: tensor {tensor.name!r} should begin at byte {end}, it begins at {tensor.offset}"
+                f"{file}: tensor {quoted(tensor.name)} should begin at byte {end}, it begins at {tensor.offset}"
             )
         end += tensor.nbytes
     if end != size:
@@ -113,12 +114,12 @@ def _stored(name: str, entry: Any, file: Path, start: int) -> StoredTensor:
         begin, end = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise BadCheckpoint(
-            f"{file}: the header entry of tensor {name!r} should have a known dtype, a shape and two data_offsets, "
-            f"it is {entry!r}"
+            f"{file}: the header entry of tensor {quoted(name)} should have a known dtype, a shape and two "
+            f"data_offsets, it is {quoted(entry)}"
         ) from error
     if begin < 0 or any(dim < 0 for dim in shape) or end - begin != math.prod(shape) * width:
         raise BadCheckpoint(
-            f"{file}: tensor {name!r} of {dtype}{list(shape)} should take {math.prod(shape) * width} bytes, "
+            f"{file}: tensor {quoted(name)} of {dtype}{list(shape)} should take {math.prod(shape) * width} bytes, "
             f"its data_offsets are [{begin}, {end}]"
         )
     return StoredTensor(name, dtype, shape, file, start + begin, end - begin)
@@ -127,10 +128,10 @@ def _stored(name: str, entry: Any, file: Path, start: int) -> StoredTensor:
 def _read_index(path: Path) -> dict[str, str]:
     shards = _read_json(path).get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(file, str) for file in shards.values()):
-        raise BadCheckpoint(f"{path}: weight_map should map tensor names to file names, it is {str(shards)[:80]!r}")
+        raise BadCheckpoint(f"{path}: weight_map should map tensor names to file names, it is {quoted(shards)}")
     outside = sorted(file for file in set(shards.values()) if Path(file).name != file)
     if outside:
-        raise BadCheckpoint(f"{path}: shards should lie beside the index, it names {outside[0]!r}")
+        raise BadCheckpoint(f"{path}: shards should lie beside the index, it names {quoted(outside[0])}")
     return shards
 
 
@@ -143,8 +144,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _parse(data: bytes, path: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(data)
-    except ValueError as error:
-        raise BadCheckpoint(f"{path}: should hold JSON: {error}; download it again") from error
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{path}: should hold JSON: {clipped(error)}; download it again") from error
     if not isinstance(parsed, dict):
         raise BadCheckpoint(f"{path}: should hold a JSON object, it holds a {type(parsed).__name__}")
     return parsed

@@ -1,9 +1,10 @@
 """Reading a JSON object so that no field of it goes unnoticed."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
 
 
 class Fields:
@@ -20,15 +21,17 @@ class Fields:
         value = self.data.get(name)
         return default if value is None else value
 
-    def integer(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._bad(name, "a whole number of at least 1")
+        if value > most:
+            raise self._bad(name, f"a whole number of at most {most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self._bad(name, "a number above 0")
         return float(value)
 
@@ -43,7 +46,7 @@ class Fields:
         value = self.get(name, allowed[0])
         if value not in allowed:
             raise BadCheckpoint(
-                f"{self.where}: {name} is {value!r}, which the exporter does not implement; "
+                f"{self.where}: {name} is {quoted(value)}, which the exporter does not implement; "
                 f"supported: {', '.join(repr(a) for a in allowed)}"
             )
 
@@ -55,10 +58,10 @@ class Fields:
         unknown = sorted(set(self.data) - self._read)
         if unknown:
             raise BadCheckpoint(
-                f"{self.where}: the exporter does not know the field(s) {', '.join(unknown)}; "
+                f"{self.where}: the exporter does not know the field(s) {clipped(', '.join(unknown))}; "
                 "remove them if they do not change what the model computes"
             )
 
     def _bad(self, name: str, rule: str) -> BadCheckpoint:
-        found = f"is {self.data[name]!r}" if name in self.data else "is missing"
+        found = f"is {quoted(self.data[name])}" if name in self.data else "is missing"
         return BadCheckpoint(f"{self.where}: {name} should be {rule}, it {found}")

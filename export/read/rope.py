@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 
 
@@ -32,7 +32,7 @@ class Rope:
         """
         both = [config.get("rope_parameters", {}), config.get("rope_scaling", {})]
         if not all(isinstance(part, Mapping) for part in both):
-            raise BadCheckpoint(f"{config.where}: rope_parameters should be an object, it is {both!r}")
+            raise BadCheckpoint(f"{config.where}: rope_parameters should be an object, it is {quoted(both)}")
         merged: dict[str, Any] = {**both[1], **both[0]}
         merged.setdefault("rope_theta", config.get("rope_theta"))
         fields = Fields(merged, f"{config.where}, rope_parameters")
@@ -51,10 +51,15 @@ class Rope:
             case "llama3":
                 frequencies = _llama3(fields, kept, max_length)
             case "yarn":
-                frequencies, magnitude = _yarn(fields, kept, theta, max_length)
+                try:
+                    frequencies, magnitude = _yarn(fields, kept, theta, max_length)
+                except (ArithmeticError, TypeError, ValueError) as error:
+                    raise BadCheckpoint(
+                        f"{fields.where}: the values must make sense for yarn, they give: {error}"
+                    ) from error
             case _:
                 raise BadCheckpoint(
-                    f"{fields.where}: rope_type is {kind!r}, which the exporter does not implement; "
+                    f"{fields.where}: rope_type is {quoted(kind)}, which the exporter does not implement; "
                     "supported: default, linear, llama3, yarn"
                 )
         fields.finish()

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind, Contract
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.rope import Rope
 
@@ -67,14 +67,17 @@ class ModelSpec:
         fields.skip(*(name for names in IRRELEVANT.values() for name in names))
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
         default_head = 128 if family == "qwen3" else max(hidden // heads, 1)
-        head_dim, kv_heads = fields.integer("head_dim", default_head), fields.integer("num_key_value_heads", heads)
+        head_dim, kv_heads = (
+            fields.integer("head_dim", default_head, most=65_536),
+            fields.integer("num_key_value_heads", heads),
+        )
         if heads % kv_heads:
             raise BadCheckpoint(
                 f"config.json: num_attention_heads should be a multiple of num_key_value_heads, got {heads}, {kv_heads}"
             )
         if head_dim % 2:
             raise BadCheckpoint(f"config.json: head_dim should be even for rotary embedding, it is {head_dim}")
-        max_length, layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers")
+        max_length, layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers", most=10_000)
         bias = _biases(fields, family)
         sliding_window, sliding_layers = _sliding_window(fields, family, layers)
         spec = cls(
@@ -116,12 +119,12 @@ class ModelSpec:
 def _family(fields: Fields) -> str:
     named = fields.get("architectures", [])
     kind = fields.get("model_type")
-    found = [named] if isinstance(named, str) else list(named)
-    family = FAMILIES.get(found[0]) if len(found) == 1 else (kind if not found else None)
+    found = named if isinstance(named, list) else [named]
+    family = FAMILIES.get(str(found[0])) if len(found) == 1 else (kind if not found else None)
     if family not in FAMILIES.values() or kind not in (None, family):
         raise BadCheckpoint(
-            f"config.json: architectures should be one of {', '.join(FAMILIES)}, it is {found!r} "
-            f"with model_type {kind!r}"
+            f"config.json: architectures should be one of {', '.join(FAMILIES)}, it is {quoted(found)} "
+            f"with model_type {quoted(kind)}"
         )
     return str(family)
 
@@ -139,11 +142,13 @@ def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:
 def _sliding_window(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The sliding window, if any layer uses one, and for each layer whether it does."""
     kinds = fields.get("layer_types") if family in ("qwen2", "qwen3") else None
+    if not isinstance(kinds, list | None):
+        raise BadCheckpoint(f"config.json: layer_types should be a list, it is {quoted(kinds)}")
     strange = sorted(set(map(str, kinds or [])) - {"full_attention", "sliding_attention"})
     if kinds is not None and (strange or len(kinds) != layers):
         raise BadCheckpoint(
             f"config.json: layer_types should name full_attention or sliding_attention for each of {layers} layers, "
-            f"it has {len(kinds)} entries and {strange or 'no others'}"
+            f"it has {len(kinds)} entries and {quoted(strange) if strange else 'no others'}"
         )
     named = fields.get("sliding_window")
     if family == "mistral":
@@ -152,6 +157,8 @@ def _sliding_window(fields: Fields, family: str, layers: int) -> tuple[int | Non
         sliding = [named is not None] * layers
     elif family in ("qwen2", "qwen3"):
         on, first = fields.flag("use_sliding_window", False), fields.get("max_window_layers", 28)
+        if not isinstance(first, int):
+            raise BadCheckpoint(f"config.json: max_window_layers should be a whole number, it is {quoted(first)}")
         # Configs from before layer_types say it by the first layer that has one.
         sliding = (
             [kind == "sliding_attention" for kind in kinds] if kinds else [on and i >= first for i in range(layers)]

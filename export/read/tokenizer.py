@@ -1,14 +1,14 @@
 """What the tokenizer says: how many ids spell something, which ids stop, and how markers are spelled."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe, clipped, quoted
 from tandemrt.engines.manifest import Marker, Markers
 from tandemrt.engines.recipe import Reasoning
 
@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class CheckpointTokenizer:
     """The tokenizer of a checkpoint folder. ``size`` is one past the largest id that spells something."""
 
     folder: Path
@@ -39,7 +39,7 @@ class Vocabulary:
     size: int
 
     @classmethod
-    def open(cls, folder: Path) -> "Vocabulary":
+    def open(cls, folder: Path) -> "CheckpointTokenizer":
         """Read ``tokenizer.json``. Raises BadCheckpoint when it is missing or damaged."""
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -48,7 +48,7 @@ class Vocabulary:
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
-            raise BadCheckpoint(f"{path} must be a tokenizer: {error}; download it again") from error
+            raise BadCheckpoint(f"{path} must be a tokenizer: {clipped(error)}; download it again") from error
         return cls(folder, tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
 
     def files(self) -> list[Path]:
@@ -77,7 +77,7 @@ class Vocabulary:
         for stop in named:
             if type(stop) is not int or not 0 <= stop < self.size:
                 rule = f"eos_token_id must be an id of the tokenizer, below {self.size}"
-                raise BadCheckpoint(f"checkpoint {self.folder}: {rule}; got {stop!r}; correct the config")
+                raise BadCheckpoint(f"checkpoint {self.folder}: {rule}; got {quoted(stop)}; correct the config")
         return tuple(dict.fromkeys(named))
 
     def spell(self, key: str, text: str) -> Marker:
@@ -90,13 +90,15 @@ class Vocabulary:
         unknown = getattr(self.tokenizer.model, "unk_token", None)
         if not ids or (unknown is not None and self.tokenizer.token_to_id(unknown) in ids) or self._decode(ids) != text:
             got = repr(self._decode(ids)) if ids else "nothing"
-            raise BadRecipe(f"{key}: the tokenizer cannot spell {text!r}, it gives {got}; use a text it can spell")
+            raise BadRecipe(
+                f"{key}: the tokenizer cannot spell {quoted(text)}, it gives {got}; use a text it can spell"
+            )
         if self._encode("\n" + text)[-len(ids) :] != ids:
             rule = "is spelled one way at the start of a text and another way within one"
-            raise BadRecipe(f"{key}: {text!r} {rule}; use a special token of the tokenizer")
+            raise BadRecipe(f"{key}: {quoted(text)} {rule}; use a special token of the tokenizer")
         return Marker(text=text, ids=tuple(ids))
 
-    def markers(self, reasoning: Reasoning) -> Markers:
+    def markers(self, reasoning: Reasoning, stop_ids: Iterable[int] = ()) -> Markers:
         """Spell all markers of a recipe. Raises BadRecipe for one that cannot be, or that cannot work."""
         start = self.spell("reasoning.start", reasoning.start)
         ends = tuple(self.spell(f"reasoning.ends[{i}]", text) for i, text in enumerate(reasoning.ends))
@@ -106,21 +108,28 @@ class Vocabulary:
         every = [start, *ends, *implicit_ends]
         twice = [marker.text for i, marker in enumerate(every) if marker.ids in [other.ids for other in every[:i]]]
         if twice:
-            raise BadRecipe(f"reasoning: start, ends and implicit_ends must differ; {twice[0]!r} appears twice")
+            raise BadRecipe(f"reasoning: start, ends and implicit_ends must differ; {quoted(twice[0])} appears twice")
+        if stopping := [marker.text for marker in (*every, forced_end) if set(marker.ids) & set(stop_ids)]:
+            raise BadRecipe(
+                f"reasoning: a marker must not hold a stop token, which ends the text; {quoted(stopping[0])} does; "
+                "choose another"
+            )
         if not any(_contains(forced_end.ids, end.ids) for end in ends):
             texts = ", ".join(repr(end.text) for end in ends)
             rule = f"must contain an end marker ({texts}) as the tokenizer spells it"
-            raise BadRecipe(f"reasoning.forced_end {rule}; got {forced_end.text!r} = {list(forced_end.ids)}; add one")
+            raise BadRecipe(
+                f"reasoning.forced_end {rule}; got {quoted(forced_end.text)} = {list(forced_end.ids)}; add one"
+            )
         return Markers(start=start, ends=ends, forced_end=forced_end, implicit_ends=implicit_ends)
 
-    def require_same_tokens(self, draft: "Vocabulary") -> None:
+    def require_same_tokens(self, draft: "CheckpointTokenizer") -> None:
         """Raise BadRecipe when an id that both tokenizers know spells different tokens: no draft would be accepted."""
         for token in range(min(self.size, draft.size)):
             mine, theirs = self.tokenizer.id_to_token(token), draft.tokenizer.id_to_token(token)
             if mine != theirs and mine is not None and theirs is not None:
                 raise BadRecipe(
-                    f"draft.checkpoint: its tokenizer must spell ids as the target's does; id {token} is {theirs!r}, "
-                    f"and {mine!r} in the target; choose a draft of the target's family"
+                    f"draft.checkpoint: its tokenizer must spell ids as the target's does; id {token} is "
+                    f"{quoted(theirs)}, and {quoted(mine)} in the target; choose a draft of the target's family"
                 )
 
     def _encode(self, text: str) -> list[int]:
@@ -135,8 +144,8 @@ class Vocabulary:
             return {}
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadCheckpoint(f"{path} must be JSON: {error}; download it again") from error
+        except (ValueError, RecursionError) as error:
+            raise BadCheckpoint(f"{path} must be JSON: {clipped(error)}; download it again") from error
         if not isinstance(data, dict):
             raise BadCheckpoint(f"{path} must hold a JSON object; it holds a {type(data).__name__}")
         return data

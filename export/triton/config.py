@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines import serving
-from tandemrt.engines.errors import BackendUnavailable, BadRepository
+from tandemrt.engines.errors import BackendUnavailable, BadRepository, clipped, quoted
 
 FILE_NAME = "config.pbtxt"
 
@@ -57,7 +57,7 @@ def read_config(path: Path) -> Any:
 def differences(config: Any, expected: Any) -> list[str]:
     """Say, one line each, where ``config`` departs from what this version of TandemRT serves."""
     lines = [
-        f"{field} must be {getattr(expected, field)!r}; it is {getattr(config, field)!r}"
+        f"{field} must be {getattr(expected, field)!r}; it is {quoted(getattr(config, field))}"
         for field in ("name", "backend", "max_batch_size")
         if getattr(config, field) != getattr(expected, field)
     ]
@@ -71,7 +71,8 @@ def differences(config: Any, expected: Any) -> list[str]:
             f"{kind} {name} must not be there; this version does not know it" for name in found if name not in mine
         ]
         lines += [
-            f"{kind} {name} must be as this version writes it ({_line(mine[name])}); it is {_line(found[name])}"
+            f"{kind} {name} must be as this version writes it ({_line(mine[name])}); it is "
+            f"{clipped(_line(found[name]))}"
             for name in mine
             if name in found and mine[name] != found[name]
         ]

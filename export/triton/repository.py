@@ -9,7 +9,7 @@ from typing import Unpack
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.deployment import Deployment
-from tandemrt.engines.errors import BadRepository, BadRequest
+from tandemrt.engines.errors import BadRepository, BadRequest, quoted
 from tandemrt.engines.options import ServedOptions
 from tandemrt.export.staging import staged
 from tandemrt.export.triton import config
@@ -44,11 +44,11 @@ def write_model(
     except BadRequest as error:
         raise BadRepository(str(error)) from error
     if instances < 1:
-        raise BadRepository(f"instances: at least one must run, received {instances}")
+        raise BadRepository(f"instances: at least one must run, received {quoted(instances)}")
     name = bundle.name if name is None else name
     folder = repository / name
     if not name or Path(name).name != name or name.startswith("."):
-        raise BadRepository(f"name: must be a plain folder name, received {name!r}")
+        raise BadRepository(f"name: must be a plain folder name, received {quoted(name)}")
     _check_free(folder)
     if not copy and bundle.folder.is_relative_to(folder.resolve()):
         raise BadRepository(
@@ -89,5 +89,5 @@ def _gpus(device: str) -> Sequence[int] | None:
     except ValueError:
         kind = ""
     if kind not in ("cpu", "cuda") or (kind == "cpu" and numbers) or any(gpu < 0 for gpu in gpus):
-        raise BadRepository(f"device: must be cpu, cuda or cuda:0,1,..., received {device!r}")
+        raise BadRepository(f"device: must be cpu, cuda or cuda:0,1,..., received {quoted(device)}")
     return None if kind == "cpu" else gpus

@@ -7,7 +7,9 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandemrt.engines.user_cache import cache_folder, trim_cache, write_cache
+from tandemrt.engines.user_cache import cache_folder, is_private, make_private, trim_cache, write_cache
+
+_DIGEST = hashlib.sha256().digest_size  # of key and content, in front of the content
 
 LIMIT = 256 << 20  # bytes; every kernel for every architecture takes about 10 MiB
 
@@ -18,19 +20,27 @@ def key_of(parts: Sequence[bytes]) -> str:
 
 
 def load(key: str) -> list[bytes] | None:
-    """Return what was kept under ``key``, or None: there is nothing, or it is damaged."""
+    """Return what was kept under ``key``, or None: there is nothing, it is damaged, or others could have written it."""
     file = _file(key)
     try:
-        data = zlib.decompress(file.read_bytes())  # which holds a checksum
+        if not (is_private(file.parent) and is_private(file)):
+            return None
+        kept = file.read_bytes()
+        digest, data = kept[:_DIGEST], kept[_DIGEST:]
+        if hashlib.sha256(key.encode() + data).digest() != digest:
+            return None
+        parts = _parted(zlib.decompress(data))
         os.utime(file)
-    except (OSError, zlib.error):
+    except (OSError, zlib.error, struct.error, MemoryError):
         return None
-    return _parted(data)
+    return parts
 
 
 def keep(key: str, parts: Sequence[bytes]) -> None:
     """Keep ``parts`` under ``key``, at the cost of what was not used for longest."""
-    write_cache(_file(key), zlib.compress(_joined(parts), 1))
+    data = zlib.compress(_joined(parts), 1)
+    make_private(_file(key).parent)
+    write_cache(_file(key), hashlib.sha256(key.encode() + data).digest() + data)
     trim_cache(_file(key).parent, LIMIT)
 
 
@@ -39,13 +49,13 @@ def _file(key: str) -> Path:
 
 
 def _joined(parts: Sequence[bytes]) -> bytes:
-    return b"".join(struct.pack("<q", len(part)) + part for part in parts)
+    return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
 
 
 def _parted(data: bytes) -> list[bytes]:
     parts, start = [], 0
     while start < len(data):
-        (length,) = struct.unpack_from("<q", data, start)
+        (length,) = struct.unpack_from("<Q", data, start)
         parts.append(data[start + 8 : start + 8 + length])
         start += 8 + length
     return parts

@@ -105,9 +105,14 @@ def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None,
     """
     if not any(map(is_paged, contracts)):
         return LinearRoom()
-    row = blocks_of(limits.capacity)
-    blocks = limits.cache_blocks or limits.batch * row
-    return BlockTable(limits.batch, row, 1 + (blocks if tokens is None else blocks_of(tokens)), device)
+    return BlockTable(limits.batch, blocks_of(limits.capacity), blocks_in_all(limits, tokens), device)
+
+
+def blocks_in_all(limits: Limits, tokens: int | None) -> int:
+    """Blocks of the paged caches for ``tokens`` tokens (None: as many as the bundle says), scratch included."""
+    if tokens is not None:
+        return 1 + blocks_of(tokens)
+    return 1 + (limits.cache_blocks or limits.batch * blocks_of(limits.capacity))
 
 
 def make_cache(contract: Contract, slots: int, room: Room, device: torch.device) -> Cache:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.command_options import takes_options
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def _writable(path: Path | None) -> Path | None:
     # Asked before the work: a report that cannot be written would be lost with it.
     if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-        raise BadRequest(f"--json: must be a file that can be written, received {path}; name another")
+        raise BadRequest(f"--json: must be a file that can be written, received {clipped(path)}; name another")
     return path
 
 
@@ -202,11 +202,13 @@ def _show_comparison(result: "Comparison") -> None:
 def _read_schema(path: Path) -> dict[str, Any] | bool:
     try:
         schema: Any = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadRequest(f"--schema: must be a readable JSON file, received {path}: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadRequest(
+            f"--schema: must be a readable JSON file, received {clipped(path)}: {clipped(error)}"
+        ) from error
     if not isinstance(schema, dict | bool):
         raise BadRequest(
-            f"--schema: must hold a JSON schema, which is an object or a boolean, received {schema!r} in {path}"
+            f"--schema: must hold a JSON schema, which is an object or a boolean, received {quoted(schema)} in {path}"
         )
     return schema
 
@@ -215,12 +217,13 @@ def _read_prompts(path: Path, count: int) -> tuple["list[Prompt]", list[Any]]:
     try:
         rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()][:count]
         given: list[Prompt] = [row["messages"] if "messages" in row else row["prompt"] for row in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadRequest(
-            f"--prompts: must hold one JSON object per line with `prompt` or `messages`, received {path}: {error!r}"
+            f"--prompts: must hold one JSON object per line with `prompt` or `messages`, received {clipped(path)}: "
+            f"{quoted(error)}"
         ) from error
     if not given:
-        raise BadRequest(f"--prompts: must hold at least one line, received {path}")
+        raise BadRequest(f"--prompts: must hold at least one line, received {clipped(path)}")
     return given, [row.get("schema") for row in rows]
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines.contract import mask_words
-from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.engines.errors import BadRequest, InternalError, quoted
 from tandemrt.runtime.constraints import bitmask
+from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.constraints.phases import Edge, Grammar, Kind, Phase, Phases, Refused, State
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.round.masks import MaskRows
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,11 @@ class Constraint:
     @property
     def forced_ends(self) -> int:
         """How often a budget forced the end of a block."""
-        return self._state.forced_ends
+        return len(self._state.forced_at)
+
+    def forced_ends_within(self, length: int) -> int:
+        """How many forced ends began within the first ``length`` tokens: a stop string may have cut the others off."""
+        return sum(at <= length for at in self._state.forced_at)
 
     @property
     def stuck(self) -> bool:
@@ -235,9 +239,9 @@ def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:
         try:
             number = operator.index(token)
         except TypeError:
-            raise BadRequest(f"{name}: must be token ids, got {token!r}") from None
+            raise BadRequest(f"{name}: must be token ids, got {quoted(token)}") from None
         if not 0 <= number < valid:
-            raise BadRequest(f"{name}: token ids must be in 0..{valid - 1}, got {number}")
+            raise BadRequest(f"{name}: token ids must be in 0..{valid - 1}, got {quoted(number)}")
         ids.append(number)
     return ids
 
@@ -247,9 +251,9 @@ def _check_lengths(min_tokens: Any, max_tokens: Any) -> None:
         if value is None and name == "max_tokens":
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise BadRequest(f"{name}: must be an integer >= {least}, got {value!r}")
+            raise BadRequest(f"{name}: must be an integer >= {least}, got {quoted(value)}")
     if max_tokens is not None and min_tokens > max_tokens:
-        raise BadRequest(f"min_tokens: must not be above max_tokens ({max_tokens}), got {min_tokens}")
+        raise BadRequest(f"min_tokens: must not be above max_tokens ({quoted(max_tokens)}), got {quoted(min_tokens)}")
 
 
 def _check_markers(rule: ThinkingRule, stops: frozenset[int], valid: int) -> None:
@@ -257,6 +261,6 @@ def _check_markers(rule: ThinkingRule, stops: frozenset[int], valid: int) -> Non
     named += [("ends", end) for end in rule.ends] + [("implicit_ends", end) for end in rule.implicit_ends]
     for name, marker in named:
         if max(marker) >= valid:
-            raise BadRequest(f"thinking.{name}: token ids must be in 0..{valid - 1}, got {list(marker)}")
+            raise BadRequest(f"thinking.{name}: token ids must be in 0..{valid - 1}, got {quoted(list(marker))}")
         if stops.intersection(marker):
-            raise BadRequest(f"thinking.{name}: must not contain a stop token, got {list(marker)}")
+            raise BadRequest(f"thinking.{name}: must not contain a stop token, got {quoted(list(marker))}")

@@ -4,7 +4,7 @@
 committing are the same two calls; only the grammar has state of its own, and ``undo`` takes back what it was fed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
@@ -18,7 +18,10 @@ Kind = Literal["reasoning", "marker", "answer"]
 
 
 class Grammar(Protocol):
-    """What a grammar engine must do. It sees answer tokens only and terminates by accepting a stop token."""
+    """What a grammar engine must do. It sees answer tokens only and terminates by accepting one of ``stop_ids``."""
+
+    @property
+    def stop_ids(self) -> Set[int]: ...
 
     def fill(self, row: np.ndarray) -> None:
         """Write int32[words]: the tokens that may come next. Never called on a terminated grammar."""
@@ -49,7 +52,7 @@ class State(NamedTuple):
     node: int = ROOT  # of the marker matcher
     spent: int = 0  # reasoning tokens in the current or last block
     forced: int = 0  # tokens of the forced end that are out
-    forced_ends: int = 0
+    forced_at: tuple[int, ...] = ()  # `length` at the first token of each forced end
     length: int = 0  # tokens out
     pending: tuple[int, ...] = ()  # OPEN with a grammar: may begin the start marker, not fed to the grammar yet
     marker_only: bool = False  # the grammar refuses `pending`, so it must become the start marker
@@ -90,6 +93,8 @@ class Phases:
         self._stop_ids, self._min_tokens, self._max_tokens = stop_ids, min_tokens, max_tokens
         self._base = base
         self._base_unstoppable = bitmask.without(base, stop_ids)
+        # A grammar may end with tokens that end nothing else: those of the bundle where a request ignores them.
+        self._answer_unstoppable = bitmask.without(self._base_unstoppable, grammar.stop_ids if grammar else ())
         self._fed = 0  # tokens the grammar was fed since the last `keep` or `undo`
         self._may_open = rule is not None and all(bitmask.allows(base, token) for token in self._start)
         self._thinking_rows: dict[int, np.ndarray] = {}
@@ -185,10 +190,10 @@ class Phases:
     def _take_forced(self, state: State, token: int) -> State:
         if token != self._forced(state):
             raise Refused
-        forced, ends = state.forced + 1, state.forced_ends + (state.forced == 0)
+        forced, at = state.forced + 1, state.forced_at if state.forced else (*state.forced_at, state.length + 1)
         if forced == len(self._forced_end):
-            return state._replace(phase=Phase.ANSWER, node=ROOT, forced=0, forced_ends=ends)
-        return state._replace(forced=forced, forced_ends=ends)
+            return state._replace(phase=Phase.ANSWER, node=ROOT, forced=0, forced_at=at)
+        return state._replace(forced=forced, forced_at=at)
 
     def _take_reasoning(self, state: State, token: int) -> tuple[State, Edge | None]:
         if not bitmask.allows(self._thinking_row(state.node), token):
@@ -253,7 +258,7 @@ class Phases:
         return self._forced_end[state.forced]
 
     def _answer_base(self, state: State) -> np.ndarray:
-        return self._base if state.length >= self._min_tokens else self._base_unstoppable
+        return self._base if state.length >= self._min_tokens else self._answer_unstoppable
 
     def _thinking_row(self, node: int) -> np.ndarray:
         # All tokens, but no stop token and none that completes an implicit end the grammar cannot begin with.

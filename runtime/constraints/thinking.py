@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.runtime.constraints import markers
 from tandemrt.runtime.constraints.markers import ROOT, Marker, MarkerMatcher
 
@@ -97,7 +97,7 @@ def _find_end(forced_end: Marker, ends: Sequence[Marker]) -> range:
     if not found:
         raise BadRequest(
             f"forced_end: must contain one of ends {[list(end) for end in ends]}, or the block would never close; "
-            f"got {list(forced_end)}. Append an end marker"
+            f"got {quoted(list(forced_end))}. Append an end marker"
         )
     return min(found, key=lambda place: (place.stop, place.start))
 
@@ -114,9 +114,9 @@ def _marker(name: str, value: Any) -> Marker:
     try:
         marker = tuple(_integer(token) for token in value)
     except TypeError:
-        raise BadRequest(f"{name}: a marker is a sequence of token ids, got {value!r}") from None
+        raise BadRequest(f"{name}: a marker is a sequence of token ids, got {quoted(value)}") from None
     if not marker or min(marker) < 0:
-        raise BadRequest(f"{name}: a marker is a non-empty sequence of token ids >= 0, got {value!r}")
+        raise BadRequest(f"{name}: a marker is a non-empty sequence of token ids >= 0, got {quoted(value)}")
     return marker
 
 
@@ -127,9 +127,9 @@ def _budget(value: Any) -> int | None:
     try:
         budget = _integer(value)
     except TypeError:
-        raise BadRequest(f"{rule}, got {value!r}") from None
+        raise BadRequest(f"{rule}, got {quoted(value)}") from None
     if budget < -1:
-        raise BadRequest(f"{rule}, got {value!r}")
+        raise BadRequest(f"{rule}, got {quoted(value)}")
     return None if budget == -1 else budget
 
 

@@ -1,7 +1,7 @@
 """Grammars by xgrammar, the only file that imports it: a vocabulary and a source in, mask rows out."""
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from threading import Lock
 
@@ -9,9 +9,10 @@ import numpy as np
 import xgrammar
 
 from tandemrt.engines.contract import mask_words
-from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.engines.errors import BadRequest, InternalError, clipped
+from tandemrt.engines.vocabulary import Vocabulary
+from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.phases import Grammar as Grammar
-from tandemrt.runtime.grammars.vocabulary import Vocabulary
 
 
 class XGrammar:
@@ -20,10 +21,19 @@ class XGrammar:
     xgrammar writes wrong memory when handed a strided view and raises on a terminated matcher; both are refused here.
     """
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, words: int, mute: Set[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        matcher: xgrammar.GrammarMatcher,
+        words: int,
+        stop_ids: Set[int],
+        mute: Set[int] = frozenset(),
+        stray: Sequence[int] = (),
+    ) -> None:
+        self.stop_ids = stop_ids
         self._matcher = matcher
         self._words = words
         self._mute = mute  # tokens that spell nothing: xgrammar refuses each with a line on stderr
+        self._stray = stray  # stop tokens of the compiler that end nothing here: xgrammar leaves them in its rows
 
     def fill(self, row: np.ndarray) -> None:
         """Write int32[words]: the tokens that may come next. Raises InternalError for any other buffer."""
@@ -34,6 +44,8 @@ class XGrammar:
         if self._matcher.is_terminated():
             raise InternalError("grammar: must not be filled after its end; ask is_terminated() first")
         self._matcher.fill_next_token_bitmask(row)
+        for token in self._stray:
+            bitmask.forbid(row, token)
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False leaves the state as it was."""
@@ -48,7 +60,7 @@ class XGrammar:
         self._matcher.rollback(count)
 
     def fork(self) -> "XGrammar":
-        return XGrammar(self._matcher.fork(), self._words, self._mute)
+        return XGrammar(self._matcher.fork(), self._words, self.stop_ids, self._mute, self._stray)
 
     def is_terminated(self) -> bool:
         return bool(self._matcher.is_terminated())
@@ -70,9 +82,10 @@ class CompiledGrammar:
     def matcher(self, stop_ids: Iterable[int] | None = None) -> XGrammar:
         """Start from the beginning. ``stop_ids`` end the text, where it is complete and nowhere else; None: those of
         the compiler."""
-        stops = list(self.stop_ids if stop_ids is None else stop_ids)
-        matcher = xgrammar.GrammarMatcher(self.compiled, override_stop_tokens=stops)
-        return XGrammar(matcher, self.words, self.spelling_nothing.difference(stops))
+        stops = frozenset(self.stop_ids if stop_ids is None else stop_ids)
+        matcher = xgrammar.GrammarMatcher(self.compiled, override_stop_tokens=sorted(stops))
+        stray = frozenset(self.stop_ids) - stops
+        return XGrammar(matcher, self.words, stops, (self.spelling_nothing | stray) - stops, sorted(stray))
 
 
 class GrammarCompiler:
@@ -104,7 +117,7 @@ class GrammarCompiler:
                 case _:
                     raise InternalError(f"kind: must be json, regex or grammar, got {kind!r}")
         except (RuntimeError, ValueError) as error:
-            raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {_reason(error)}") from error
+            raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(_reason(error))}") from error
         return CompiledGrammar(compiled, self._words, self._stop_ids, spelling_nothing)
 
     def _compiler(self, *, json: bool) -> tuple[xgrammar.GrammarCompiler, frozenset[int]]:

@@ -7,11 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
+from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler, XGrammar
 from tandemrt.runtime.grammars.structured import Check, Source, read
-from tandemrt.runtime.grammars.vocabulary import Vocabulary
 
 
 class GrammarCache:
@@ -130,7 +130,7 @@ class GrammarLibrary:
         future: Future[CompiledGrammar] = Future()
         with self._lock:
             if self._closed:
-                raise InternalError("this runtime was closed; open the bundle again")
+                raise Closed("this runtime was closed; open the bundle again")
             known = self._cache.get(self._key(source))
             if known is None:
                 if source not in self._waiting:
@@ -139,7 +139,7 @@ class GrammarLibrary:
         if known is not None:
             future.set_result(known)
             return future
-        timer = threading.Timer(self._timeout_s, self._give_up, [source, future])
+        timer = threading.Timer(min(self._timeout_s, threading.TIMEOUT_MAX), self._give_up, [source, future])
         timer.daemon = True
         timer.start()
         future.add_done_callback(lambda _: timer.cancel())

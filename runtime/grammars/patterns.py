@@ -26,6 +26,8 @@ FORMATS = {
     "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
 }
 
+DEEPEST_GROUP = 64
+
 _TOKEN = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|\{\d+(?:,\d*)?\}|\(\?<?[^<]|.", re.DOTALL)
 _SHORTHANDS = ("\\d", "\\w", "\\s")
 _PUNCTUATION = ".*+?()[]{}|^$/-"
@@ -49,6 +51,8 @@ def unenforceable(pattern: str, *, quoted: bool = True) -> str | None:
             return reason
         else:
             depth += token.startswith("(") - (token == ")")
+            if quoted and depth > DEEPEST_GROUP:
+                return f"a group within more than {DEEPEST_GROUP} others"
     if quoted and _first_characters(deque(tokens), _alphabet(pattern)) is None:
         return "a choice between branches that begin with the same character"
     return None

@@ -11,7 +11,8 @@ from typing import Any
 
 import jsonschema
 
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, clipped, quoted
+from tandemrt.engines.validation import MOST_LINES
 from tandemrt.runtime.grammars.patterns import FORMATS, respelled, unenforceable
 
 ANNOTATIONS = frozenset(
@@ -42,7 +43,11 @@ def check_valid(schema: Any) -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
         place = "/".join(map(str, ("#", *error.absolute_path)))
-        raise BadRequest(f"structured_outputs.json: not a JSON schema at {place}: {error.message}") from None
+        raise BadRequest(f"structured_outputs.json: not a JSON schema at {place}: {clipped(error.message)}") from None
+    except (RecursionError, OverflowError) as error:  # of a pattern, as Python's own expressions are checked
+        raise BadRequest(
+            f"structured_outputs.json: a pattern nests too deep or repeats too often: {clipped(error)}; simplify it"
+        ) from None
 
 
 def check_enforceable(schema: Schema) -> None:
@@ -53,9 +58,12 @@ def check_enforceable(schema: Schema) -> None:
     """
     problems = list(Checker(schema).problems())
     if problems:
+        lines = [f"- {problem}" for problem in problems[:MOST_LINES]]
+        if len(problems) > MOST_LINES:
+            lines.append(f"- and {len(problems) - MOST_LINES} more")
         raise BadRequest(
             "structured_outputs.json: the grammar cannot enforce\n"
-            + "\n".join(f"- {problem}" for problem in problems)
+            + "\n".join(lines)
             + "\nChange the schema, or set validate_output=True to have the finished text checked instead"
         )
 
@@ -149,12 +157,14 @@ class Checker:
         chain = []
         while True:
             if reference in chain:
-                yield f"{place}/$ref: {reference!r} only refers to itself; point it to a schema"
+                yield f"{place}/$ref: {quoted(reference)} only refers to itself; point it to a schema"
                 return
             chain.append(reference)
             target = self._resolve(reference)
             if target is None:
-                yield f"{place}/$ref: {reference!r} is not a place in this schema such as '#/$defs/name'; inline it"
+                yield (
+                    f"{place}/$ref: {quoted(reference)} is not a place in this schema such as '#/$defs/name'; inline it"
+                )
                 return
             if not (isinstance(target, dict) and "$ref" in target):
                 break
@@ -188,7 +198,7 @@ class Checker:
             if keyword in schema and shapes:
                 yield f"{place}/{keyword}: beside {shapes[0]} it is ignored; put the length into the pattern"
         if "format" in schema and schema["format"] not in FORMATS:
-            yield f"{place}/format: {schema['format']!r} is not one of {', '.join(FORMATS)}; use a pattern"
+            yield f"{place}/format: {quoted(schema['format'])} is not one of {', '.join(FORMATS)}; use a pattern"
         if "pattern" in schema and (reason := unenforceable(schema["pattern"])):
             yield f"{place}/pattern: {reason} is not enforced; rewrite the pattern without it"
 
@@ -199,7 +209,7 @@ class Checker:
                 continue
             if "integer" in _types(schema) or abs(bound) > LARGEST_BOUND or round(bound, BOUND_DECIMALS) != bound:
                 rule = f"bounds of integers are integers, others have at most {BOUND_DECIMALS} decimals"
-                yield f"{place}/{keyword}: {rule}, and all lie within ±{LARGEST_BOUND:.0f}; got {bound}"
+                yield f"{place}/{keyword}: {rule}, and all lie within ±{LARGEST_BOUND:.0f}; got {quoted(bound)}"
         multiple = schema.get("multipleOf")
         if multiple is not None and (_types(schema) != ["integer"] or not isinstance(multiple, int)):
             yield f"{place}/multipleOf: only an integer multiple of an integer is enforced; leave it out"
@@ -216,7 +226,7 @@ class Checker:
         properties, more = schema.get("properties", {}), schema.get("additionalProperties", False)
         for name in schema.get("required", ()):
             if name not in properties:
-                yield f"{place}/required: {name!r} is not among the properties, so it is not demanded; declare it"
+                yield f"{place}/required: {quoted(name)} is not among the properties, so it is not demanded; declare it"
         if properties and more is not False:
             yield (
                 f"{place}/additionalProperties: a declared property could be written again under an escaped name; "
@@ -238,9 +248,9 @@ def _literals(schema: dict[str, Any], values: list[Any], place: str) -> Iterator
     types = {"type": schema["type"]} if "type" in schema else {}
     for value in values:
         if not jsonschema.Draft202012Validator(types).is_valid(value):
-            yield f"{place}: {json.dumps(value)} is not of type {schema['type']!r}; leave it out"
+            yield f"{place}: {clipped(json.dumps(value))} is not of type {quoted(schema['type'])}; leave it out"
         if not _exact(value):
-            yield f"{place}: {json.dumps(value)} holds a number that is not read exactly; write it as a string"
+            yield f"{place}: {clipped(json.dumps(value))} holds a number that is not read exactly; write it as a string"
 
 
 def _exact(value: Any) -> bool:

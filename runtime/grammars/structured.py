@@ -1,8 +1,9 @@
 """Structured outputs: from what a request asks to the source of a grammar, or to a refusal."""
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,15 @@ import jsonschema
 import referencing
 import referencing.exceptions
 
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars import schema as schemas
 from tandemrt.runtime.grammars.patterns import unenforceable
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 DEEPEST = 64  # levels of nesting in a schema
+MOST_VALUES = 1 << 18  # in a schema: more than fit the largest source
+LARGEST_BITS = 1024  # of a number: beyond, no double holds it
 
 Check = Callable[[str], str | None]
 
@@ -53,19 +56,53 @@ def _schema(given: dict[str, Any] | bool | str) -> Any:
         try:
             given = json.loads(given, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"structured_outputs.json: the schema is not JSON: {error}") from None
-    level = [given]
-    for _ in range(DEEPEST):
-        level = [child for node in level for child in _children(node)]
-        if not level:
-            return given
-    raise BadRequest(f"structured_outputs.json: must be nested at most {DEEPEST} levels deep, got more; flatten it")
+            raise BadRequest(f"structured_outputs.json: the schema is not JSON: {clipped(error)}") from None
+    return _Reader().read(given)
 
 
-def _children(node: Any) -> Iterable[Any]:
-    if isinstance(node, dict):
-        return node.values()
-    return node if isinstance(node, list | tuple) else ()
+class _Reader:
+    """Copies a schema value by value, so that nobody changes it meanwhile, and refuses what is not JSON."""
+
+    def __init__(self) -> None:
+        self._path: list[str] = []
+        self._around: list[int] = []  # ids of what the value stands in
+        self._count = 0
+
+    def read(self, value: Any) -> Any:
+        self._count += 1
+        if self._count > MOST_VALUES:
+            raise self._refusal(f"must hold at most {MOST_VALUES} values, got more; simplify it")
+        if value is None or isinstance(value, bool | str):
+            return value
+        if isinstance(value, int) and value.bit_length() <= LARGEST_BITS:
+            return value
+        if isinstance(value, float) and math.isfinite(value):
+            return value
+        if isinstance(value, dict):
+            if strange := [key for key in value if not isinstance(key, str)]:
+                raise self._refusal(f"keys must be texts, got {quoted(strange[0])}; write it as one")
+            return {key: self._within(value, key, child) for key, child in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._within(value, str(index), child) for index, child in enumerate(value)]
+        if isinstance(value, int | float):
+            raise self._refusal(f"numbers must be finite and below 2^{LARGEST_BITS}, got {quoted(value)}; leave it out")
+        raise self._refusal(f"must be JSON, got {quoted(value)} of type {type(value).__name__}; leave it out")
+
+    def _within(self, outer: Any, name: str, value: Any) -> Any:
+        self._path.append(name)
+        self._around.append(id(outer))
+        if id(value) in self._around:
+            raise self._refusal("must not hold itself, got a cycle; use $ref for what repeats")
+        if len(self._path) >= DEEPEST:
+            raise self._refusal(f"must be nested at most {DEEPEST} levels deep, got more; flatten it")
+        copy = self.read(value)
+        self._path.pop()
+        self._around.pop()
+        return copy
+
+    def _refusal(self, text: str) -> BadRequest:
+        place = f" (at {clipped('/'.join(['#', *self._path]))})" if self._path else ""
+        return BadRequest(f"structured_outputs.json: {text}{place}")
 
 
 def _no_constant(name: str) -> None:
@@ -82,10 +119,10 @@ def _validator(schema: Any) -> Check:
         try:
             error = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(text)))
         except ValueError as failure:
-            return f"the text is not JSON: {failure}"
+            return f"the text is not JSON: {clipped(failure)}"
         except (referencing.exceptions.Unresolvable, RecursionError, OverflowError) as failure:
-            return f"the text cannot be checked: {failure}"
-        return None if error is None else f"{error.json_path}: {error.message}"
+            return f"the text cannot be checked: {clipped(failure)}"
+        return None if error is None else f"{clipped(error.json_path)}: {clipped(error.message)}"
 
     return check
 
@@ -93,7 +130,9 @@ def _validator(schema: Any) -> Check:
 def _checked_regex(pattern: str) -> str:
     reason = unenforceable(pattern, quoted=False)
     if reason:
-        raise BadRequest(f"structured_outputs.regex: {reason} cannot be enforced; rewrite it without, got {pattern!r}")
+        raise BadRequest(
+            f"structured_outputs.regex: {reason} cannot be enforced; rewrite it without, got {quoted(pattern)}"
+        )
     return pattern
 
 
@@ -102,7 +141,7 @@ def _checked_ebnf(source: str) -> str:
     if found:
         raise BadRequest(
             f"structured_outputs.grammar: rule options and token macros do not hold under speculation, got "
-            f"{found!r}; write the limit as a repetition"
+            f"{quoted(found)}; write the limit as a repetition"
         )
     return source
 

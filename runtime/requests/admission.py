@@ -7,14 +7,14 @@ from transformers import PreTrainedTokenizerBase
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.calls import capacity
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.params import SamplingParams
+from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.phases import Grammar
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
-from tandemrt.runtime.grammars.vocabulary import vocabulary_from_tokenizer
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, token_ids
 from tandemrt.runtime.requests.request import Listener, Request
@@ -29,6 +29,7 @@ class Admission:
         self,
         bundle: Bundle,
         tokenizer: PreTrainedTokenizerBase,
+        vocabulary: Vocabulary,
         *,
         window: int,
         cache_tokens: int | None,
@@ -38,20 +39,21 @@ class Admission:
         self._tokenizer = tokenizer
         self._window = window
         self._cache_tokens = cache_tokens  # None: every slot has room for the engine's length
-        vocabulary = vocabulary_from_tokenizer(tokenizer, bundle.vocab)
+        self._require_rules()
         self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
 
     def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> Waiting:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
         if not isinstance(params, SamplingParams):
             raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
+        params = params.checked()
         limits = self._bundle.limits
         ids = token_ids(prompt, self._tokenizer, valid_tokens=self._bundle.valid_tokens, limit=limits.length - 1)
         room = limits.length - len(ids)
         if params.max_tokens is not None and params.max_tokens > room:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
-                f"{params.max_tokens}; ask for at most {room} or build the bundle with a larger limits.length"
+                f"{quoted(params.max_tokens)}; ask for at most {room} or build the bundle with a larger limits.length"
             )
         require_fit(params, self._bundle.manifest, self._window)
         max_tokens = room if params.max_tokens is None else params.max_tokens
@@ -115,6 +117,16 @@ class Admission:
 
         self._grammars.compile(params.structured_outputs).add_done_callback(start)
         return ready
+
+    def _require_rules(self) -> None:
+        """Raise BadBundle where the bundle's markers and stop tokens would refuse every request."""
+        try:
+            thinking = self._thinking(SamplingParams())
+            Constraint(
+                self._bundle.vocab, self._bundle.stop_ids, thinking=thinking, valid_tokens=self._bundle.valid_tokens
+            )
+        except BadRequest as error:
+            raise BadBundle(f"bundle {self._bundle.name!r}: markers and stop tokens disagree: {error}") from error
 
     def _thinking(self, params: SamplingParams) -> ThinkingRule | None:
         markers = self._bundle.markers

@@ -63,7 +63,8 @@ class RequestOutput:
 
     ``finish_reason`` is "stop" (a stop token or string, or the end of the grammar), "length" (``max_tokens`` or the
     engine's length), "constraint" (nothing was allowed any more, or the finished text failed the check that
-    ``validate_output`` asked for: ``error`` says how), "cancelled", "timeout" or "error".
+    ``validate_output`` asked for: ``error`` says how), "cancelled", "timeout" or "error" (``error`` begins with its
+    kind: "BadRequest: ...").
     """
 
     text: str

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, clipped, quoted
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -28,10 +28,10 @@ def token_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, valid_token
     """
     ids = _encode(prompt, tokenizer)
     if not ids:
-        raise BadRequest(f"prompt: must hold at least one token, received {prompt!r}")
+        raise BadRequest(f"prompt: must hold at least one token, received {quoted(prompt)}")
     outside = [i for i in ids if not 0 <= i < valid_tokens]
     if outside:
-        raise BadRequest(f"prompt: token ids must be in 0..{valid_tokens - 1}, received {outside[0]}")
+        raise BadRequest(f"prompt: token ids must be in 0..{valid_tokens - 1}, received {quoted(outside[0])}")
     if len(ids) > limit:
         raise BadRequest(
             f"prompt: at most {limit} tokens leave room for an output, received {len(ids)}; "
@@ -49,19 +49,23 @@ def _encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
             return _encode_chat(items, tokenizer)
         if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
             return [int(item) for item in items]
-    raise BadRequest(f"prompt: must be a text, a list of token ids or a list of chat messages, received {prompt!r}")
+    raise BadRequest(
+        f"prompt: must be a text, a list of token ids or a list of chat messages, received {quoted(prompt)}"
+    )
 
 
 def _encode_chat(messages: list[Any], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if not tokenizer.chat_template:
         raise BadRequest(
             "prompt: the bundle's tokenizer must have a chat template to take messages, and has none; "
-            f"send a text instead (tandemrt run: --raw), received {messages!r}"
+            f"send a text instead (tandemrt run: --raw), received {quoted(messages)}"
         )
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # templates raise whatever their author wrote
-        raise BadRequest(f"prompt: the chat template refused the messages: {error}; received {messages!r}") from error
+        raise BadRequest(
+            f"prompt: the chat template refused the messages: {clipped(error)}; received {quoted(messages)}"
+        ) from error
     return _encode_text(str(text), tokenizer, add_special_tokens=False)
 
 

@@ -104,7 +104,7 @@ class Request:
     ) -> None:
         """The request has finished, as RequestOutput says; without a text if it never had a slot.
 
-        ``failure`` is what ``error`` says, unless that is given. The first end is the one that counts.
+        ``failure`` is what ``error`` says, its kind first, unless that is given. The first end is the one that counts.
         """
         if self.finished:
             return
@@ -119,7 +119,7 @@ class Request:
             seed=self.seed,
             speculation=Speculation(self.window) if speculation is None else speculation,
             forced_ends=forced_ends,
-            error=str(failure) if error is None and failure is not None else error,
+            error=f"{type(failure).__name__}: {failure}" if error is None and failure is not None else error,
         )
 
     def tell(self, item: StreamOutput) -> None:

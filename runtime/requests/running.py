@@ -1,6 +1,8 @@
 """A request in a slot: its text so far, what it is held to, and how it ends."""
 
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tandemrt.runtime.constraints.phases import Phase
 from tandemrt.runtime.requests.outputs import Speculation, StreamOutput
@@ -28,8 +30,10 @@ class Running:
         self.prefilled = 0
         self.speculation = Speculation(self.request.window)
         self.boundaries_inside = 0  # reasoning that ended in the middle of what one round emitted
+        self.counted = 0  # output tokens that the metrics know
         self.newest: float | None = None  # when the newest token came, in seconds of time.monotonic
         self._transcript = waiting.transcript
+        self._windows: deque[_Window] = deque()  # those with tokens that are not certain
         self._told = 0  # output tokens the listener knows
 
     @property
@@ -40,6 +44,15 @@ class Running:
     @property
     def output_ids(self) -> list[int]:
         return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def certain(self) -> int:
+        """Output tokens that nothing takes back any more; a stop string may yet cut off those whose role is open."""
+        return self.output_length if self.finished else self._transcript.tokens
 
     @property
     def remaining(self) -> int:
@@ -53,40 +66,40 @@ class Running:
     @property
     def forced_ends(self) -> int:
         """How often a thinking budget closed the reasoning."""
-        return self.constraint.forced_ends
+        return self.constraint.forced_ends_within(self.output_length)
 
-    def commit(self, emitted: Sequence[int], drafted: int) -> int | None:
-        """Take in what verification emitted for this request. May finish it.
+    def commit(self, emitted: Sequence[int], drafted: int) -> list[int]:
+        """Take in what verification emitted for this request, ``drafted`` drafted tokens verified. May finish it.
 
-        Returns how many of the ``drafted`` tokens that were verified were accepted and kept; None without any.
+        Returns, for each window whose tokens are certain now, how many drafted tokens were accepted and kept.
         """
         commit = self.constraint.commit(emitted)
-        before = len(self.tokens)
+        if drafted:
+            begin = self.output_length
+            self._windows.append(_Window(begin, begin + len(commit.kept), drafted, len(emitted)))
         self.tokens += commit.kept
         finish = commit.finish
         stop_reason: str | int | None = commit.stop_token
+        kinds = []  # what a stop string cuts off was never there
         for piece in commit.pieces:
+            kinds.append(piece.kind)
             if self._transcript.add(piece.kind, piece.tokens):
                 finish, stop_reason = "stop", self._transcript.stopped_by
                 del self.tokens[len(self.request.prompt) + self._transcript.tokens :]
                 break
-        kinds = [piece.kind for piece in commit.pieces]
         self.boundaries_inside += "answer" in kinds[1:] and kinds[0] != "answer"
-        accepted = None
-        if drafted:
-            kept = max(0, len(self.tokens) - before)
-            accepted = self.speculation.record(drafted=drafted, kept=kept, emitted=len(emitted))
         if finish is not None:
-            self._conclude(finish, stop_reason)
-        return accepted
+            return self._conclude(finish, stop_reason)
+        return self._record(self._transcript.tokens)
 
-    def finish(self, reason: str, failure: Exception | None = None) -> None:
+    def finish(self, reason: str, failure: Exception | None = None) -> list[int]:
         """End the request from outside of its text, which is kept so far. Nothing happens if it has finished.
 
-        Raises nothing: a text that cannot be spelled ends where its spelling failed, with "error".
+        Returns what ``commit`` does. Raises nothing: a text that cannot be spelled ends where its spelling failed,
+        with "error".
         """
         if self.finished:
-            return
+            return []
         try:
             held = self.output_ids[self._transcript.tokens :]
             if held and failure is None:  # what might have become a marker never will
@@ -94,24 +107,24 @@ class Running:
             self._transcript.finish()
         except Exception as error:
             reason, failure = "error", failure or error
-        self._end(reason, failure=failure)
+        return self._end(reason, failure=failure)
 
     def tell(self) -> None:
         """Tell the listener what is new: tokens and text that are certain, and the output of a finished request."""
         request = self.request
-        certain = len(self.tokens) if self.finished else len(request.prompt) + self._transcript.tokens
-        tokens = self.tokens[len(request.prompt) + self._told : certain]
+        begin = len(request.prompt)
+        tokens = self.tokens[begin + self._told : begin + self.certain]
         self._told += len(tokens)
         if tokens or self.finished:
             request.tell(StreamOutput(self._transcript.take(), tokens, request.output))
 
-    def _conclude(self, reason: str, stop_reason: str | int | None) -> None:
+    def _conclude(self, reason: str, stop_reason: str | int | None) -> list[int]:
         """End the request where its own text ends."""
         self._transcript.finish()
         error = None
         if reason == "stop" and self._check is not None and (problem := self._check(self._transcript.text)):
             reason, error = "constraint", f"structured_outputs: the finished text is not valid: {problem}"
-        self._end(reason, stop_reason, error=error)
+        return self._end(reason, stop_reason, error=error)
 
     def _end(
         self,
@@ -120,7 +133,8 @@ class Running:
         *,
         error: str | None = None,
         failure: Exception | None = None,
-    ) -> None:
+    ) -> list[int]:
+        accepted = self._record(self.output_length, last=True)
         self.request.end(
             reason,
             text=self._transcript.text,
@@ -132,3 +146,23 @@ class Running:
             error=error,
             failure=failure,
         )
+        return accepted
+
+    def _record(self, certain: int, *, last: bool = False) -> list[int]:
+        """Record the windows that end within the first ``certain`` output tokens; the ``last`` time, all there are."""
+        accepted = []
+        while self._windows and (last or self._windows[0].end <= certain):
+            window = self._windows.popleft()
+            kept = min(window.end, certain) - window.begin
+            if kept > 0 or window.end == window.begin:
+                accepted.append(self.speculation.record(drafted=window.drafted, kept=kept, emitted=window.emitted))
+        return accepted
+
+
+class _Window(NamedTuple):
+    """A verified window: where its tokens stand in the output, [begin, end), and its counts."""
+
+    begin: int
+    end: int
+    drafted: int
+    emitted: int

@@ -5,7 +5,7 @@ import time
 from itertools import islice
 from typing import NamedTuple
 
-from tandemrt.engines.errors import InternalError, QueueFull
+from tandemrt.engines.errors import Closed, QueueFull
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import Slots
@@ -46,12 +46,12 @@ class Scheduler:
 
         Requests that free slots can take in the next round do not count as waiting; none can while one finds no room.
 
-        Raises InternalError once the scheduler is closed, also for those who wait for room.
+        Raises Closed once the scheduler is closed, also for those who wait for room.
         """
         with self._changed:
             while self._closed or len(self._waiting) - self._joining() >= self.queue_limit:
                 if self._closed:
-                    raise InternalError("this runtime was closed; open the bundle again")
+                    raise Closed("this runtime was closed; open the bundle again")
                 if not block:
                     self._displace(waiting.request)
                     break

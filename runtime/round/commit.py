@@ -1,6 +1,7 @@
 """What the host does with a round that came back: its tokens become text, requests end, and all of it is counted."""
 
 import time
+from collections.abc import Iterable
 
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.metrics import Metrics
@@ -31,26 +32,24 @@ class Committer:
             if running.finished:  # cancelled since
                 continue
             emitted = tokens[slot][: counts[slot]]
-            before = len(running.tokens)
             try:
                 accepted = running.commit(emitted, verified.usable[slot])
-                if not emitted and not running.finished:
-                    raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
             except Exception as error:
                 self.end(running, "error", failure=error)
                 continue
-            if accepted is not None:
-                self._metrics.accept(accepted)
             self._metrics.emitted += len(emitted)
-            self._keep(running, len(running.tokens) - before)
+            self._keep(running, accepted)
             if running.request.output is not None:
                 self._leave(running)
+            elif not emitted:
+                rule = "the target's logits are not finite at this token; check the engine's dtype"
+                self.end(running, "error", failure=InternalError(rule))
             else:
                 running.tell()
 
     def end(self, running: Running, reason: str, failure: Exception | None = None) -> None:
         """End a request from outside of its text and free its slot."""
-        running.finish(reason, failure)
+        self._keep(running, running.finish(reason, failure))
         self._leave(running)
 
     def drop(self, dropped: Dropped) -> None:
@@ -70,10 +69,14 @@ class Committer:
             self._metrics.boundaries_inside += running.boundaries_inside
             running.tell()
 
-    def _keep(self, running: Running, count: int) -> None:
-        """Count tokens that became text, and how long they took."""
+    def _keep(self, running: Running, accepted: Iterable[int]) -> None:
+        """Count tokens that became text, how long they took, and what was ``accepted`` of each of their windows."""
+        for each in accepted:
+            self._metrics.accept(each)
+        count = running.certain - running.counted
+        running.counted += count
         self._metrics.kept += count
-        if count <= 0:
+        if not count:
             return
         now = time.monotonic()
         if running.newest is None:

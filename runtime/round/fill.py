@@ -1,12 +1,12 @@
 """What the host gives verification: masks, draft lengths and adjusted tokens of a round, on their way to the device."""
 
 from tandemrt.plugins.operators import Rule
+from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.commit import Committer
-from tandemrt.runtime.round.masks import NOTHING, MaskRows
 from tandemrt.runtime.round.round import Round
 
 

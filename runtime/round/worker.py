@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import torch
 
-from tandemrt.engines.errors import InternalError
+from tandemrt.engines.errors import Closed, InternalError
 from tandemrt.runtime.requests.waiting import Waiting
 from tandemrt.runtime.round.loop import Loop
 
@@ -27,20 +27,20 @@ class Worker:
 
     @property
     def loop(self) -> Loop:
-        """The loop. Raises InternalError once closed."""
+        """The loop. Raises Closed once closed."""
         if self._loop is None:
-            raise InternalError("this runtime was closed; open the bundle again")
+            raise Closed("this runtime was closed; open the bundle again")
         return self._loop
 
     def submit(self, waiting: Waiting, *, block: bool) -> None:
-        """Queue a request. Raises QueueFull unless ``block``, and InternalError once closed."""
+        """Queue a request. Raises QueueFull unless ``block``, and Closed once closed."""
         self._start()  # before the request is queued: whoever closes must find the thread to wait for
         self._scheduler.submit(waiting, block=block)
 
     def prepare(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the loop's thread before the first request, and wait for it. Raises what it raises.
 
-        Raises InternalError when requests came first.
+        Raises InternalError when requests came first, and Closed once closed.
         """
         done: Future[None] = Future()
         if not self._start(work, done):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines import serving
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
 from tandemrt.engines.validation import nearest
 from tandemrt.runtime.requests.prompt import Prompt
@@ -86,7 +86,9 @@ class _Given:
         if value is None and name in _SAMPLING:
             return
         if name in self.values and self.values[name] != value:
-            raise BadRequest(f"{name}: given twice, received {self.values[name]!r} and {value!r}; send it once")
+            raise BadRequest(
+                f"{name}: given twice, received {quoted(self.values[name])} and {quoted(value)}; send it once"
+            )
         self.values[name] = value
 
     def unpack(self, name: str) -> None:
@@ -95,10 +97,10 @@ class _Given:
         if bundled is None:
             return
         if not isinstance(bundled, dict):
-            raise BadRequest(f"{name}: must be a JSON object, received {bundled!r}")
+            raise BadRequest(f"{name}: must be a JSON object, received {quoted(bundled)}")
         for key, value in bundled.items():
             if key in _PROMPTS or key in _FLAGS:
-                raise BadRequest(f"{name}: holds sampling parameters only, received {key!r}; send it as an input")
+                raise BadRequest(f"{name}: holds sampling parameters only, received {quoted(key)}; send it as an input")
             if key == "guided_decoding":  # what Triton's OpenAI frontend makes of a tool's schema
                 self.add("structured_outputs", _without_nothing(_from_json(key, value)))
             else:
@@ -111,10 +113,11 @@ def _params(values: dict[str, Any]) -> SamplingParams:
     for name, value in values.items():
         if name not in serving.OFF:
             raise BadRequest(
-                f"{name}: is no input of this model{nearest(name, [*_INPUTS])}, received {value!r}; leave it out"
+                f"{clipped(name)}: is no input of this model{nearest(name, [*_INPUTS])}, received {quoted(value)}; "
+                "leave it out"
             )
         if value is not None and value not in serving.OFF[name]:
-            raise BadRequest(f"{name}: is not supported, received {value!r}; leave it out")
+            raise BadRequest(f"{name}: is not supported, received {quoted(value)}; leave it out")
     if structured is not None:
         known["structured_outputs"] = structured
     return SamplingParams(**known)
@@ -125,21 +128,25 @@ def _structured(values: dict[str, Any]) -> StructuredOutputs | None:
     wanted = values.pop("structured_outputs", None)
     if kind:
         if kind not in serving.GUIDES:
-            raise BadRequest(f"{_GUIDE_TYPE}: must be one of {', '.join(serving.GUIDES)}, received {kind!r}")
+            raise BadRequest(f"{_GUIDE_TYPE}: must be one of {', '.join(serving.GUIDES)}, received {quoted(kind)}")
         if kind == "json" and guide:
-            raise BadRequest(f"{_GUIDE}: {_GUIDE_TYPE} json takes none, received {guide!r}; json_schema takes a schema")
+            raise BadRequest(
+                f"{_GUIDE}: {_GUIDE_TYPE} json takes none, received {quoted(guide)}; json_schema takes a schema"
+            )
         if kind != "json" and not guide:
             raise BadRequest(f"{_GUIDE}: must come with {_GUIDE_TYPE} {kind}, received none")
         guided = {serving.GUIDES[kind]: True if kind == "json" else guide}
         if wanted is not None and wanted != guided:
-            raise BadRequest(f"structured_outputs: given twice, received {wanted!r} and {guided!r}; send it once")
+            raise BadRequest(
+                f"structured_outputs: given twice, received {quoted(wanted)} and {quoted(guided)}; send it once"
+            )
         wanted = guided
     elif guide:
-        raise BadRequest(f"{_GUIDE}: must come with {_GUIDE_TYPE}, received {guide!r} alone")
+        raise BadRequest(f"{_GUIDE}: must come with {_GUIDE_TYPE}, received {quoted(guide)} alone")
     if wanted is None:
         return None
     if not isinstance(wanted, dict):
-        raise BadRequest(f"structured_outputs: must be a JSON object, received {wanted!r}")
+        raise BadRequest(f"structured_outputs: must be a JSON object, received {quoted(wanted)}")
     return StructuredOutputs(**wanted)
 
 
@@ -150,7 +157,7 @@ def _prompt(prompts: dict[str, Any]) -> Prompt:
     [(name, prompt)] = prompts.items()
     kind = _INPUTS[name]
     if kind.is_json and not (isinstance(prompt, list) and prompt and all(isinstance(each, dict) for each in prompt)):
-        raise BadRequest(f"{name}: must be a JSON list of objects with role and content, received {prompt!r}")
+        raise BadRequest(f"{name}: must be a JSON list of objects with role and content, received {quoted(prompt)}")
     return prompt  # type: ignore[no-any-return]
 
 
@@ -162,7 +169,7 @@ def _echo(prompt: Prompt) -> str:
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise BadRequest(f"{name}: must be true or false, received {value!r}")
+        raise BadRequest(f"{name}: must be true or false, received {quoted(value)}")
     return value
 
 
@@ -183,7 +190,7 @@ def _item(spec: serving.TensorSpec, item: Any) -> Any:
         try:
             return item.decode() if isinstance(item, bytes) else str(item)
         except UnicodeDecodeError as error:
-            raise BadRequest(f"{spec.name}: must be UTF-8, received {item!r}: {error.reason}") from None
+            raise BadRequest(f"{spec.name}: must be UTF-8, received {quoted(item)}: {error.reason}") from None
     if spec.datatype == "FP32":
         return float(str(item))  # the decimal that was meant: 0.7, not 0.699999988
     return item.item()
@@ -191,7 +198,7 @@ def _item(spec: serving.TensorSpec, item: Any) -> Any:
 
 def _microseconds(value: Any) -> float:
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise BadRequest(f"timeout: must be a positive number of microseconds, received {value!r}")
+        raise BadRequest(f"timeout: must be a positive number of microseconds, received {quoted(value)}")
     return value / 1e6
 
 
@@ -201,7 +208,7 @@ def _from_json(name: str, value: Any) -> Any:
     try:
         return json.loads(value) if value else None
     except ValueError as error:
-        raise BadRequest(f"{name}: must be JSON, received {value!r}: {error}") from error
+        raise BadRequest(f"{name}: must be JSON, received {quoted(value)}: {clipped(error)}") from error
     except RecursionError:
         raise BadRequest(f"{name}: must be JSON of a sensible depth, received {len(value)} characters") from None
 

@@ -129,6 +129,16 @@ def test_the_engine_gives_the_numbers_of_the_definition_in_place(engine, vocab, 
     np.testing.assert_array_equal(adjusted(engine(vocab, dtype), case), expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exponent", [-126, 126])
+def test_the_engine_stays_within_the_dtype_as_well(engine, dtype, exponent):
+    case = make_case(33, 3, 16)
+    case["repetition"] = np.full_like(case["repetition"], 2.0**exponent)
+    expected, largest = defined(case, dtype), float(ml_dtypes.finfo(dtype).max)
+    assert (expected == (largest if exponent < 0 else -largest)).any()
+    np.testing.assert_array_equal(adjusted(engine(33, dtype), case), expected)
+
+
 def test_columns_that_are_not_used_mean_nothing(engine):
     """Not even where they repeat a token that is: its logit is written once."""
     case = make_case(33, 3, 16)

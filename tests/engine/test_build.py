@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
+from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BackendUnavailable, BadCheckpoint, BadRecipe, InternalError
+from tandemrt.engines.errors import BackendUnavailable, BadBundle, BadCheckpoint, BadRecipe, InternalError
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import BuildReport, build
 from tandemrt.export.compile import onnxruntime as compiler
@@ -121,9 +123,11 @@ def test_the_target_of_the_bundle_computes_what_the_checkpoint_computes(report: 
     np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
-def test_weights_take_no_space_of_their_own(report: BuildReport, models: Path) -> None:
+def test_weights_are_those_of_the_checkpoint_in_files_of_their_own(report: BuildReport, models: Path) -> None:
     for role in ("target", "draft"):
-        assert (report.folder / role / "model.safetensors").samefile(models / role / "model.safetensors")
+        ours, theirs = report.folder / role / "model.safetensors", models / role / "model.safetensors"
+        assert ours.read_bytes() == theirs.read_bytes()
+        assert not ours.samefile(theirs)
 
 
 def test_provenance_holds_the_digests_of_recipe_and_checkpoints(report: BuildReport, models: Path) -> None:
@@ -284,6 +288,17 @@ def test_a_draft_with_logits_of_another_width_is_refused(copy: Path) -> None:
         build(recipe(copy), copy / "out")
 
 
+def test_a_tokenizer_that_the_runtime_would_refuse_is_refused_and_leaves_nothing_behind(copy: Path) -> None:
+    file = copy / "target" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["dropout"] = 0.1
+    file.write_text(json.dumps(tokenizer))
+    before = sorted(copy.rglob("*"))
+    with pytest.raises(BadCheckpoint, match=r"tokenizer.json: model.dropout must be null, got 0.1"):
+        build(recipe(copy), copy / "out")
+    assert sorted({*copy.rglob("*")} - {copy / "tiny.toml"}) == before
+
+
 def test_a_tokenizer_with_more_ids_than_logits_is_refused(copy: Path) -> None:
     tiny_tokenizer(copy / "target", extra=tuple(f"<extra_{i}>" for i in range(VOCAB)))
     with pytest.raises(BadCheckpoint, match=rf"must not have more ids than the logits are wide \({VOCAB}\)"):
@@ -313,10 +328,6 @@ def drop_a_tensor(folder: Path) -> None:
 def test_a_build_that_fails_midway_leaves_nothing_behind_and_the_old_bundle_as_it_was(copy: Path) -> None:
     old = build(recipe(copy), copy / "out/tiny")
     before = (copy / "out/tiny/bundle.json").read_bytes()
-    # Removed first: the bundle's weights are hard links, and writing into them would write into the bundle.
-    weights = (copy / "draft/model.safetensors").read_bytes()
-    (copy / "draft/model.safetensors").unlink()
-    (copy / "draft/model.safetensors").write_bytes(weights)
     drop_a_tensor(copy / "draft")
     heard: list[str] = []
     with pytest.raises(BadCheckpoint, match=r"model\.norm\.weight"):
@@ -325,6 +336,57 @@ def test_a_build_that_fails_midway_leaves_nothing_behind_and_the_old_bundle_as_i
     assert os.listdir(copy / "out") == ["tiny"]  # noqa: PTH208
     assert (copy / "out/tiny/bundle.json").read_bytes() == before
     assert Bundle.open(copy / "out/tiny", verify=True).manifest == old.manifest
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("target/model.safetensors", None, "nothing was built: a file cannot be read or written: .*: No such file"),
+        ("target/model.safetensors", "draft/model.safetensors", "target/model.safetensors must not change while it is"),
+        ("target/tokenizer.json", None, "transformers cannot use this tokenizer"),
+        ("target/config.json", None, "nothing was built: a file cannot be read or written: .*: No such file"),
+    ],
+)
+def test_a_checkpoint_that_changes_during_its_build_is_refused_and_leaves_nothing(
+    copy: Path, file: str, content: str | None, message: str
+) -> None:
+    def change(title: str) -> None:
+        if title.startswith("Place the weights"):
+            (copy / file).unlink()
+            if content is not None:
+                shutil.copyfile(copy / content, copy / file)
+
+    with pytest.raises((BadCheckpoint, BadBundle), match=message):
+        build(recipe(copy), copy / "out/tiny", progress=change)
+    assert not (copy / "out").exists()
+
+
+def test_a_checkpoint_that_is_written_over_changes_no_bundle_and_ends_nothing_that_runs(copy: Path) -> None:
+    folder = build(recipe(copy), copy / "out").folder
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    with LLM(folder, threads=1) as llm:
+        before = llm.generate("the", params).token_ids
+        for name in ("target", "draft"):
+            weights = copy / name / "model.safetensors"
+            weights.write_bytes(bytes(weights.stat().st_size))
+            assert llm.generate("the", params).token_ids == before
+            weights.write_bytes(b"")
+        assert llm.generate("the", params).token_ids == before
+    assert Bundle.open(folder, verify=True).name == "tiny"
+
+
+def test_a_disk_without_room_is_refused_and_nothing_is_left(copy: Path) -> None:
+    asked, before = recipe(copy), sorted(copy.rglob("*"))
+    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for room in (0, 1_000, 20_000, 60_000):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))  # a file beyond it fails like one on a full disk
+            with pytest.raises(BadBundle, match=r"nothing was built: a file cannot be read or written: .*File too lar"):
+                build(asked, copy / "out")
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert sorted(copy.rglob("*")) == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_rebuild_takes_the_place_of_the_old_bundle(copy: Path) -> None:

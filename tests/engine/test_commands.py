@@ -173,34 +173,34 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
     return calls
 
 
-RUN: list[tuple[list[str], dict[str, Any]]] = [
-    ([], {}),
-    (["--max-tokens", "7"], {"max_tokens": 7}),
-    (["--budget", "3"], {"thinking_token_budget": 3}),
-    (["--seed", "5", "--temperature", "0.5"], {"seed": 5, "temperature": 0.5}),
-    (["--window", "2", "--rule", "rejection"], {"window": 2, "rule": "rejection"}),
+RUN: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
+    ([], {}, {}),
+    (["--max-tokens", "7"], {}, {"max_tokens": 7}),
+    (["--budget", "3"], {}, {"thinking_token_budget": 3}),
+    (["--seed", "5", "--temperature", "0.5"], {}, {"seed": 5, "temperature": 0.5}),
+    (["--window", "2", "--rule", "rejection"], {"window": 2}, {"rule": "rejection"}),
 ]
 
 
-@pytest.mark.parametrize(("options", "params"), RUN)
-def test_run_asks_for_what_its_options_say(run, asked, options, params) -> None:
-    assert run("run", "bundle", "hello", *options, "--device", "cpu", "--threads", "1")[0] == 2
+@pytest.mark.parametrize(("options", "how", "params"), RUN)
+def test_run_asks_for_what_its_options_say(run, asked, tiny_bundle: Path, options, how, params) -> None:
+    assert run("run", str(tiny_bundle), "hello", *options, "--device", "cpu", "--threads", "1")[0] == 2
     opened, sent = asked
-    assert opened == (Path("bundle"), {"device": "cpu", "threads": 1})
+    assert opened == (tiny_bundle, {"device": "cpu", "threads": 1} | how)
     assert sent == ([{"role": "user", "content": "hello"}], SamplingParams(**({"temperature": 0.0} | params)))
 
 
-def test_run_sends_a_text_as_it_is_if_it_is_raw(run, asked) -> None:
-    run("run", "bundle", "hello", "--raw")
+def test_run_sends_a_text_as_it_is_if_it_is_raw(run, asked, tiny_bundle: Path) -> None:
+    run("run", str(tiny_bundle), "hello", "--raw")
     assert asked[1][0] == "hello"
 
 
-def test_bench_asks_for_what_its_options_say(run, asked, folder: Path) -> None:
+def test_bench_asks_for_what_its_options_say(run, asked, folder: Path, tiny_bundle: Path) -> None:
     (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n{"messages": [{"role": "user", "content": "two"}]}\n')
     options = ["--budget", "3", "--max-tokens", "7", "--temperature", "0.5", "--threads", "1"]
-    run("bench", "bundle", "--prompts", "prompts.jsonl", *options)
+    run("bench", str(tiny_bundle), "--prompts", "prompts.jsonl", *options)
     *opened, (prompts, params) = asked
-    assert [how["window"] for _, how in opened] == [0, None]
+    assert [how.get("window") for _, how in opened] == [0, None]
     assert prompts == ["one", [{"role": "user", "content": "two"}]]
     wanted = {"temperature": 0.5, "max_tokens": 7, "thinking_token_budget": 3}
     assert params == [SamplingParams(seed=seed, **wanted) for seed in (0, 1)]

@@ -1,6 +1,8 @@
 """Compiled kernels are kept in the user's cache folder, and a cache that does not work costs nothing but time."""
 
+import hashlib
 import os
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +64,37 @@ def test_a_damaged_file_is_ignored_and_replaced(folder: Path, content: bytes | N
     again = compiled()  # whose log says another compile time
     assert (again.cubin, again.ptx) == (first.cubin, first.ptx)
     assert cache.load(file.name) == [again.cubin, again.ptx, again.log.encode()]
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [zlib.compress(b"rubbish"), zlib.compress(b"\xff" * 8), zlib.compress(bytes(7)), zlib.compress(b"x" * 10**7)],
+    ids=["too short", "negative length", "no length", "large"],
+)
+@pytest.mark.parametrize("signed", [False, True])
+def test_rubbish_that_unpacks_is_no_kernel(folder: Path, rubbish: bytes, signed: bool) -> None:
+    cache.keep("key", [b"cubin"])
+    content = hashlib.sha256(b"other key" + rubbish).digest() + rubbish if signed else rubbish
+    (folder / "key").write_bytes(content)
+    assert cache.load("key") is None
+
+
+def test_a_kernel_under_another_name_is_not_taken(folder: Path) -> None:
+    cache.keep("key", [b"cubin"])
+    (folder / "key").rename(folder / "other")
+    assert cache.load("other") is None
+
+
+def test_what_others_could_have_written_is_not_taken(folder: Path) -> None:
+    cache.keep("key", [b"cubin"])
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert cache.load("key") == [b"cubin"]
+    folder.chmod(0o777)
+    assert cache.load("key") is None
+    cache.keep("key", [b"cubin"])
+    assert cache.load("key") == [b"cubin"], "the folder is private again"
+    (folder / "key").chmod(0o666)
+    assert cache.load("key") is None
 
 
 def test_a_folder_that_cannot_be_written_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,14 @@
 """Where a bundle is opened: what is no such place, or no place for it, is refused before anything is loaded."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tandemrt import LLM
-from tandemrt.engines.errors import BackendUnavailable, BadRequest
-from tandemrt.engines.manifest import FILE_NAME, Manifest
+from tandemrt.engines.errors import BackendUnavailable, BadBundle, BadRequest
+from tandemrt.engines.manifest import FILE_NAME, EngineName, Manifest, Marker
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "meta", ""])
@@ -41,3 +42,66 @@ def test_bfloat16_on_a_cpu_is_refused_with_what_can_be_done(tiny_bundle: Path, t
     with pytest.raises(BackendUnavailable) as caught:
         LLM(folder)
     assert "use device='cpu'" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stop_ids": (264,)}, "markers and stop tokens disagree: thinking.start: must not contain a stop token"),
+        ({"forced_end": (70, 71)}, "markers and stop tokens disagree: forced_end: must contain one of ends"),
+        ({"implicit_ends": (265,)}, "markers and stop tokens disagree: implicit_ends: .* is also one of ends"),
+    ],
+)
+def test_markers_that_would_refuse_every_request_are_refused_on_opening(
+    tiny_bundle: Path, tmp_path: Path, change: dict[str, tuple[int, ...]], message: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+    manifest = Manifest.read(folder)
+    assert manifest.markers is not None
+    [(name, ids)] = change.items()
+    marker = Marker(text="x", ids=ids)
+    if name == "stop_ids":
+        changed = manifest.model_copy(update=change)
+    else:
+        value = (marker,) if name == "implicit_ends" else marker
+        changed = manifest.model_copy(update={"markers": manifest.markers.model_copy(update={name: value})})
+    (folder / FILE_NAME).write_text(changed.to_json())
+    with pytest.raises(BadBundle, match=message):
+        LLM(folder, threads=1)
+
+
+@pytest.mark.parametrize("engine", ["target", "draft", "adjust", "verify", "verify_probs", "propose", "propose_probs"])
+@pytest.mark.parametrize("change", ["alias", "binding", "length", "dtype"])
+def test_a_contract_that_is_not_what_the_sizes_of_the_bundle_say_is_refused(
+    tiny_bundle: Path, tmp_path: Path, engine: EngineName, change: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+    manifest = Manifest.read(folder)
+    entry = manifest.engines[engine]
+    inputs, aliases = entry.contract.inputs, entry.contract.aliases
+    match change:
+        case "alias":
+            aliases = () if aliases else (("tokens", "logits"),)
+        case "binding":
+            inputs = tuple(each for each in inputs if each.name not in ("logits", "past_key.0"))
+        case "length":
+            inputs = tuple(
+                replace(each, shape=tuple(2 * dim if isinstance(dim, int) else dim for dim in each.shape))
+                for each in inputs
+            )
+        case "dtype":
+            inputs = tuple(replace(each, dtype="complex64") for each in inputs)
+    changed = entry.model_copy(update={"contract": replace(entry.contract, inputs=inputs, aliases=aliases)})
+    engines = {**manifest.engines, engine: changed}
+    (folder / FILE_NAME).write_text(manifest.model_copy(update={"engines": engines}).to_json())
+    with pytest.raises(BadBundle, match=rf"engines\.{engine}\.contract must follow from limits, vocab and dtype; "):
+        LLM(folder, threads=1)
+
+
+def test_a_bundle_larger_than_memory_is_refused_in_our_words(tiny_bundle: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+    manifest = Manifest.read(folder)
+    limits = manifest.limits.model_copy(update={"batch": 10**13})
+    (folder / FILE_NAME).write_text(manifest.model_copy(update={"limits": limits}).to_json())
+    with pytest.raises(BadBundle, match=r"cannot run here: .*; build it with smaller limits"):
+        LLM(folder, threads=1)

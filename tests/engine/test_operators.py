@@ -98,6 +98,7 @@ def test_half_precision_logits_are_widened_first(engines, dtype):
         {"top_p": 0, "min_p": 0},
         {"top_k": 0, "min_p": 0},
         {"top_k": 0, "top_p": 0},
+        {"min_p": 1, "temperature": 0.8},
         {"bitmask": -1},
         {"bitmask": 0},
     ],

@@ -88,6 +88,12 @@ def test_what_others_left_in_the_cache_is_never_read(llm: LLM, plain: list[Any])
     assert [told(output) for output in found] == plain
 
 
+def test_more_cache_tokens_than_the_machine_has_memory_for_are_refused(bundles: dict[str, Path]) -> None:
+    rule = r"cache_tokens: what rounds need must fit the \d+ bytes of 'cpu', received 1000000000000000, "
+    with pytest.raises(BadRequest, match=rule):
+        LLM(bundles["paged"], threads=1, cache_tokens=10**15)
+
+
 def test_a_request_that_can_never_fit_is_refused_with_numbers(bundles: dict[str, Path]) -> None:
     with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=64) as llm:
         with pytest.raises(BadRequest, match=r"prompt \(4\), output \(60\) and a window \(9\) need room for 73 .* 64;"):
@@ -192,7 +198,7 @@ def test_a_request_whose_memory_cannot_be_written_ends_with_an_error_and_later_o
         ["first", "second", "third"], SamplingParams(max_tokens=4, ignore_eos=True, timeout_s=PATIENCE_S)
     )
     assert [output.finish_reason for output in outputs] == ["error", "error", "length"]
-    assert outputs[0].error == "the device is gone"
+    assert outputs[0].error == "RuntimeError: the device is gone"
     assert "a round failed" in caplog.text
     assert table(llm).allocator.available == table(llm).allocator.blocks - 1
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
-from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
+from tandemrt.engines.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime.requests.penalties import Listed, Penalties
 from tandemrt.runtime.requests.waiting import Waiting
 from tandemrt.runtime.round.round import Round
@@ -269,7 +269,7 @@ def test_a_request_whose_constraint_breaks_fails_alone(llm: LLM, monkeypatch: py
     monkeypatch.setattr(Constraint, "commit", break_one)
     outputs = llm.generate(["a", "b", "c"], [endless(max_tokens=n) for n in (12, 13, 14)])
     assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
-    assert outputs[1].error == "this one is broken"
+    assert outputs[1].error == "InternalError: this one is broken"
     with pytest.raises(InternalError, match="this one is broken"):
         llm.generate("b", endless(max_tokens=13))
 
@@ -532,7 +532,7 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> 
     assert items[-1].finish_reason == "cancelled"
     assert items[-1].output is not None
     assert 1 <= len(items[-1].output.token_ids) < 40
-    with pytest.raises(InternalError, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         llm.generate("too late", endless())
 
 

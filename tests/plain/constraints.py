@@ -6,10 +6,10 @@ from functools import cache
 import numpy as np
 
 from tandemrt.engines.contract import mask_words
+from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
-from tandemrt.runtime.grammars.vocabulary import Vocabulary
-from tandemrt.runtime.round.masks import MaskRows
 
 MERGES = (b'{"', b'":', b'",', b"true", b"<|", b"think", b"/think", b"  ", b'"}', b"\n\n", b"12")
 MERGED = {text: 256 + index for index, text in enumerate(MERGES)}

@@ -45,15 +45,18 @@ def make_waiting(
     prompt: Sequence[int] = (0,),
     enforcement: "Future[Enforcement] | None" = None,
     thinking: bool = False,
+    budget: int | None = None,
+    window: int = 4,
     stop: Sequence[str] = (),
     client: str = "",
     **params: Any,
 ) -> Waiting:
     """A request over bytes; with ``thinking``, blocks are ``<think>`` to ``</think>``, a token per character."""
-    rule = ThinkingRule(tuple(ids("<think>")), (tuple(ids("</think>")),), tuple(ids("</think>"))) if thinking else None
+    start, end = tuple(ids("<think>")), tuple(ids("</think>"))
+    rule = ThinkingRule(start, (end,), end, budget=budget) if thinking else None
     sampling = SamplingParams(**params)
     return Waiting(
-        Request(prompt, sampling, seed=0, max_tokens=100, window=4, client=client, listener=listener),
+        Request(prompt, sampling, seed=0, max_tokens=100, window=window, client=client, listener=listener),
         ready(Constraint(256, (), thinking=rule, prompt=prompt)) if enforcement is None else enforcement,
         Transcript(TOKENIZER, stop),
         Penalties.of(prompt, sampling),

@@ -311,6 +311,27 @@ def test_a_missing_file_and_an_added_one_are_both_named(bundle: Bundle) -> None:
     assert "tokenizer/chat_template.jinja must be in the manifest; it was added" in str(caught.value)
 
 
+def test_a_link_in_a_bundle_is_refused_even_where_it_leads_to_the_right_bytes(bundle: Bundle, tmp_path: Path) -> None:
+    for name in ("tokenizer/tokenizer.json", WEIGHTS):
+        (bundle.folder / name).rename(tmp_path / "elsewhere")
+        (bundle.folder / name).symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(BadBundle, match=f"{name} must be the bundle's own; it is a symbolic link"):
+            Bundle.open(bundle.folder)
+        (tmp_path / "elsewhere").replace(bundle.folder / name)
+    (bundle.folder / "tokenizer").rename(tmp_path / "folder")
+    (bundle.folder / "tokenizer").symlink_to(tmp_path / "folder")
+    assert "tokenizer must be the bundle's own; it is a symbolic link" in bundle.problems()
+
+
+def test_a_file_that_cannot_be_read_is_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> str:
+        raise PermissionError(13, "Permission denied", "verify.onnx")
+
+    monkeypatch.setattr("tandemrt.engines.digest.file_digest", refuse)
+    with pytest.raises(BadBundle, match=r"every file of bundle .* must be readable; verify.onnx: Permission denied"):
+        Bundle.open(bundle.folder)
+
+
 def test_files_that_a_file_manager_leaves_behind_do_no_harm(bundle: Bundle) -> None:
     (bundle.folder / "target/.DS_Store").write_text("")
     Bundle.open(bundle.folder)

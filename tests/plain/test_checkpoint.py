@@ -72,6 +72,16 @@ def test_an_index_that_does_not_hold(folder, index, message):
         Checkpoint.open(folder)
 
 
+def test_an_index_that_names_another_shard_than_the_one_that_holds_a_tensor_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    save_file({"a": TENSORS["a"]}, folder / "one.safetensors")
+    save_file({"b": TENSORS["b"]}, folder / "two.safetensors")
+    index = {"weight_map": {"a": "two.safetensors", "b": "one.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BadCheckpoint, match=r"tensor 'a' should be in two.safetensors, which does not hold it"):
+        Checkpoint.open(folder)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()

@@ -5,9 +5,9 @@ import pytest
 
 from tandemrt.engines.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.constraints.phases import Phase
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.round.masks import MaskRows
 from tests.plain.constraints import (
     CALL,
     END,
@@ -233,6 +233,14 @@ def test_an_empty_first_row_ends_the_request_with_an_empty_run():
     assert state.stuck
     assert state.commit([]).finish == "constraint"
     assert state.finished
+
+
+def test_a_grammar_waits_for_min_tokens_also_where_its_stop_tokens_end_nothing_else():
+    state = constraint(stop_ids=(), grammar=regex_grammar("ab?"), min_tokens=2)
+    state.commit([A])
+    assert allowed(state) == {B}
+    state.commit([B])
+    assert allowed(state) == {STOP}
 
 
 def test_an_empty_row_is_found_without_a_fill_too():

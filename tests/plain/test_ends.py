@@ -94,7 +94,7 @@ def test_a_request_whose_tokens_cannot_be_spelled_ends_alone(reason: str) -> Non
         committer.end(broken, "cancelled")
     assert [item.finish_reason for item in heard] == ["error"]
     assert heard[-1].output is not None
-    assert str(heard[-1].output.error).startswith("cannot be spelled")
+    assert str(heard[-1].output.error).startswith("ValueError: cannot be spelled")
     assert isinstance(broken.request.failure, ValueError)
     assert [item.text for item in neighbour] == ["ab"]
     assert [running.slot for running in slots] == [1]

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tandemrt.engines.errors import BadBundle, BadRequest, InternalError
-from tandemrt.runtime.grammars.vocabulary import Vocabulary, vocabulary_from_tokenizer
+from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
 from tests.plain.constraints import (
     CALL,
     END,
@@ -53,6 +53,19 @@ def test_stop_tokens_of_a_request_replace_those_of_the_compiler():
     assert row_of(grammar) == {ord("b"), OTHER_STOP}
     assert grammar.accept(ord("b"))
     assert grammar.is_terminated(), "a stop token ends the text, even one the grammar could read as text"
+
+
+@pytest.mark.parametrize("stops", [[OTHER_STOP], [ord("x")], [STOP, OTHER_STOP], [STOP]], ids=str)
+def test_a_row_allows_what_the_grammar_takes_and_nothing_else_whatever_stops_a_request(stops):
+    """Inside a string xgrammar leaves the stop tokens of its compiler in the row, which it then refuses."""
+    grammar = compiler().compile("json", '{"type": "string"}').matcher(stops)
+    for token in [None, *spell('"ab"')]:
+        assert token is None or grammar.accept(token)
+        row = row_of(grammar)
+        for candidate in range(VALID):
+            taken = grammar.accept(candidate)
+            grammar.rollback(int(taken))
+            assert taken == (candidate in row), candidate
 
 
 def test_a_terminated_grammar_takes_nothing_and_can_be_rolled_back():

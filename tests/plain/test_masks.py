@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.runtime.round.masks import NOTHING, MaskRows
+from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
 
 ROWS, WORDS = 6, 3
 SHARED = [NOTHING, *(np.full(WORDS, value, np.int32) for value in (-1, 5))]

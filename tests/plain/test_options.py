@@ -118,6 +118,7 @@ def test_a_device_may_be_torchs_own(device: str) -> None:
         ),
         ({"threads": "2"}, "threads: must be a valid integer; got '2'"),
         ({"threads": 0}, "threads: at least one is needed, received 0; None gives one per core"),
+        ({"threads": 10**12}, "threads: at most 1024 can be started, received 1000000000000; None gives one per core"),
         ({"queue_limit": 0}, "queue_limit: at least one request must be able to wait, received 0"),
         ({"grammar_timeout_s": 0.0}, r"grammar_timeout_s: must be greater than 0; got 0\.0"),
         ({"overlap": "yes"}, "overlap: must be a valid boolean; got 'yes'"),
@@ -125,6 +126,8 @@ def test_a_device_may_be_torchs_own(device: str) -> None:
         ({"window": -1}, "window: must be 0 or more drafted tokens per round, received -1"),
         ({"window": {2: 1}}, "window: a table must map numbers of requests, 1 among them"),
         ({"cache_tokens": 0}, "cache_tokens: a cache must hold at least one token, received 0"),
+        ({"device": "cuda:٣"}, "device: must be 'cpu', 'cuda' or 'cuda:N', received 'cuda:٣'"),
+        ({"device": "cuda:300"}, "device: must be 'cpu', 'cuda' or 'cuda:N', received 'cuda:300'"),
         ({"device": "cuda:0,1"}, "device: must be 'cpu', 'cuda' or 'cuda:N', received 'cuda:0,1'"),
     ],
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandemrt import SamplingParams
+from tandemrt import SamplingParams, StructuredOutputs
 from tandemrt.engines.errors import BadRequest
 
 
@@ -66,3 +66,56 @@ def test_one_stop_string_may_stand_alone() -> None:
 
 def test_the_tokens_of_a_bias_may_be_spelt_as_json_spells_keys() -> None:
     assert SamplingParams(logit_bias={"7": 1, 8: -2.5}).logit_bias == {7: 1.0, 8: -2.5}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "timeout_s"],
+)
+@pytest.mark.parametrize("value", [True, "1", b"1"])
+def test_a_truth_or_a_text_is_no_number(name: str, value: Any) -> None:
+    with pytest.raises(BadRequest, match=f"{name}: must be a number; got {value!r}"):
+        SamplingParams(**{name: value})
+    with pytest.raises(BadRequest, match=r"logit_bias.7: must be a number"):
+        SamplingParams(logit_bias={7: value})
+
+
+def test_bytes_are_no_text() -> None:
+    for asked in ({"regex": b"a"}, {"grammar": b"a"}, {"choice": [b"a"]}, {"json": b"{}"}):
+        with pytest.raises(BadRequest, match=r"must be a valid string"):
+            StructuredOutputs(**asked)
+    with pytest.raises(BadRequest, match=r"stop.0: must be a valid string"):
+        SamplingParams(stop=[b"a"])
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "window", "thinking_token_budget", "top_k"])
+def test_whole_numbers_have_64_bits(name: str) -> None:
+    for value in (2**63, 10**5000):
+        with pytest.raises(BadRequest, match=rf"{name}: must be less than 9223372036854775808; got "):
+            SamplingParams(**{name: value})
+
+
+def test_a_copy_is_validated_like_the_original() -> None:
+    params = SamplingParams(seed=1, structured_outputs=StructuredOutputs(json={"type": "null"}))
+    assert params.model_copy() == params
+    changed = params.model_copy(update={"window": 0}, deep=True)
+    assert (changed.seed, changed.window, changed.structured_outputs) == (1, 0, params.structured_outputs)
+    with pytest.raises(BadRequest, match=r"temperature: must be at least 0.0; got -1"):
+        params.model_copy(update={"temperature": -1})
+    with pytest.raises(BadRequest, match="unknown key 'temprature'"):
+        params.model_copy(update={"temprature": 1})
+    with pytest.raises(BadRequest, match="exactly one of"):
+        StructuredOutputs(regex="a").model_copy(update={"choice": ["b"]})
+
+
+def test_what_went_around_validation_is_found_when_it_is_checked() -> None:
+    forged, changed = SamplingParams.model_construct(temperature=-1.0), SamplingParams()
+    changed.__dict__["top_p"] = 7
+    within = SamplingParams.model_construct(structured_outputs=StructuredOutputs.model_construct(regex=""))
+    for params, message in (
+        (forged, "temperature: must be at least 0.0; got -1.0"),
+        (changed, "top_p: must be at most 1.0; got 7"),
+        (within, "^structured_outputs: regex: must not be empty; got ''$"),
+    ):
+        with pytest.raises(BadRequest, match=message):
+            params.checked()

@@ -30,6 +30,24 @@ def test_messages_for_a_tokenizer_without_a_chat_template_are_refused_with_the_w
         token_ids([{"role": "user", "content": "hello"}], plain, valid_tokens=2000, limit=100)
 
 
+def test_a_text_gets_the_token_that_begins_a_text_once_and_a_chat_only_what_its_template_writes() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINTS / "target")
+    [first] = tokenizer.encode("<|im_start|>", add_special_tokens=False)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", first)]
+    )
+    tokenizer.chat_template = "<|im_start|>{{ messages[0].content }}"
+    plain = tokenizer.encode("hello", add_special_tokens=False)
+    for prompt in ("hello", [{"role": "user", "content": "hello"}]):
+        assert token_ids(prompt, tokenizer, valid_tokens=2048, limit=100) == [first, *plain]
+
+
+def test_a_prompt_may_be_as_long_as_its_limit_and_no_longer(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert token_ids([1] * 7, tokenizer, valid_tokens=2000, limit=7) == [1] * 7
+    with pytest.raises(BadRequest, match="at most 7 tokens leave room for an output, received 8"):
+        token_ids([1] * 8, tokenizer, valid_tokens=2000, limit=7)
+
+
 @pytest.mark.parametrize("prompt", [5, None, "text", [1, 2], [{"role": "user", "content": "x"}], [], iter([1])])
 def test_one_prompt_is_no_batch(prompt: Any) -> None:
     assert not is_batch(prompt)
@@ -47,6 +65,27 @@ def test_a_prompt_that_is_too_long_is_refused_once_and_in_the_bundles_terms(
     with pytest.raises(BadRequest, match=r"at most 100 tokens leave room for an output, received \d{4}"):
         token_ids("hello world " * 600, tokenizer, valid_tokens=2000, limit=100)
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ raise_exception.__globals__['__builtins__'] }}",
+        "{{ (messages|attr('__class__')).__bases__ }}",
+        "{{ '{0.__class__}'.format(messages).x.y }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ messages.append({}) }}",
+    ],
+)
+def test_a_template_that_tries_to_leave_its_sandbox_is_refused(template: str) -> None:
+    stranger = AutoTokenizer.from_pretrained(CHECKPOINTS / "target")
+    stranger.chat_template = template
+    with pytest.raises(BadRequest, match="the chat template refused the messages"):
+        token_ids([{"role": "user", "content": "x"}], stranger, valid_tokens=10**6, limit=10**6)
 
 
 def test_a_tokenizer_that_begins_texts_with_a_token_begins_each_prompt_with_one() -> None:

@@ -5,10 +5,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandemrt.engines.params import StructuredOutputs
+from tandemrt.engines.vocabulary import vocabulary_from_tokenizer
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.tokenizer import Vocabulary
+from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.runtime.grammars.library import GrammarLibrary
-from tandemrt.runtime.grammars.vocabulary import vocabulary_from_tokenizer
 from tools.filler_tokenizer import write_tokenizer
 from tools.random_checkpoint import Dtype, Size
 from tools.random_pair import write_pair
@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path):
 
 def test_a_filler_tokenizer_has_every_id_and_serves_grammars(tmp_path):
     size = 5000
-    opened = Vocabulary.open(write_tokenizer(tmp_path, size))
+    opened = CheckpointTokenizer.open(write_tokenizer(tmp_path, size))
     assert opened.size == len(opened.tokenizer.get_vocab()) == size
     assert opened.stop_ids({}) == (size - 3,)
     assert opened.spell("start", "<think>").ids == (size - 2,)

@@ -149,6 +149,25 @@ def test_a_rejection_coin_is_that_of_its_own_position():
     np.testing.assert_array_equal(count == 2, accept_coin(seeds, 3) < 0.5)
 
 
+def test_every_draft_of_a_window_meets_the_coin_of_its_own_position():
+    seeds, halves = np.arange(400), np.log(np.full((400, 4, 2), 0.5))
+    _, count = verify(halves, np.zeros((400, 3)), seed=seeds, rule="rejection", position=3)
+    stands = np.stack([accept_coin(seeds, position) < 0.5 for position in (3, 4, 5)], axis=1)
+    np.testing.assert_array_equal(count, 1 + np.cumprod(stands, axis=1).sum(axis=1))
+    assert set(count) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3])
+def test_a_run_that_stands_whole_ends_with_the_targets_own_draw_however_short_it_is(length):
+    seeds, target = np.arange(300), np.log([0.1, 0.2, 0.3, 0.4])
+    logits = np.broadcast_to(target, (300, 4, 4)).copy()
+    logits[:, :length, 1:] = -np.inf  # every drafted token is certain
+    tokens, count = verify(logits, np.zeros((300, 3)), np.full(300, length), seed=seeds, rule="rejection", position=3)
+    assert set(count) == {length + 1}
+    noise = position_noise(seeds, 3 + length, Purpose.SAMPLE, 4)
+    np.testing.assert_array_equal(tokens[:, length], np.argmax(target + noise, axis=-1))
+
+
 def test_a_rejected_draft_is_replaced_with_the_noise_of_the_residual():
     seeds, target = np.arange(500), np.array([0.1, 0.2, 0.3, 0.4])
     logits = np.broadcast_to(np.log(target), (500, 2, 4))

@@ -1,8 +1,11 @@
 """What a listener hears is the request's text, token by token, however the request ends."""
 
+from typing import NamedTuple
+
 import pytest
 
 from tandemrt import StreamOutput
+from tandemrt.engines.errors import BadRequest
 from tests.plain.requests import TOKENIZER, ids, make_running
 
 
@@ -69,3 +72,71 @@ def test_the_first_end_is_the_one_that_counts() -> None:
     assert running.request.output is not None
     assert (running.request.output.finish_reason, running.request.output.stop_reason) == ("stop", "b")
     assert running.request.output.token_ids == ids("ab")
+
+
+class Counted(NamedTuple):
+    """All that is counted of a finished request."""
+
+    forced_ends: int
+    boundaries_inside: int
+    accepted: list[int]
+
+
+def commit_all(text: str, *windows: int, budget: int | None = None, stop: str) -> Counted:
+    """Commit ``text`` in windows of so many tokens, a drafted token for each but the last of a window."""
+    running = make_running(thinking=True, prompt=ids("p"), budget=budget, window=18, stop=[stop])
+    accepted, certain, at = [], 0, 0
+    for size in windows:
+        emitted, at = ids(text)[at : at + size], at + size
+        accepted += running.commit(emitted, max(1, size - 1))
+        assert running.certain >= certain, "what was certain was taken back"
+        certain = running.certain
+        if running.finished:
+            break
+    output = running.request.output
+    assert output is not None
+    assert output.stop_reason == stop
+    assert (output.forced_ends, output.speculation.num_spec_steps) == (running.forced_ends, len(accepted))
+    assert output.speculation.num_accepted_draft_tokens == sum(accepted)
+    assert len(output.token_ids) == certain
+    return Counted(running.forced_ends, running.boundaries_inside, accepted)
+
+
+def test_a_forced_end_behind_a_stop_string_was_never_there() -> None:
+    text = "<think>ab</think>"
+    for windows in ([1] * 17, [9, 8], [17]):
+        assert commit_all(text, *windows, budget=2, stop="b").forced_ends == 0
+    assert commit_all(text + "x", *[1] * 18, budget=2, stop="x").forced_ends == 1
+    assert commit_all(text + "x", 18, budget=2, stop="x").forced_ends == 1
+
+
+def test_an_answer_behind_a_stop_string_in_the_reasoning_ends_no_reasoning() -> None:
+    assert commit_all("<think>ab</think>cd", 7, 12, stop="b").boundaries_inside == 0
+    assert commit_all("<think>ab</think>cd", 7, 12, stop="d").boundaries_inside == 1
+
+
+def test_what_a_stop_string_cuts_off_was_never_accepted() -> None:
+    """The beginning of a marker is held back, and a stop string ends inside of it windows later."""
+    assert commit_all("a<thinX", 1, 5, 1, stop="a<t").accepted == [0, 1]
+    assert commit_all("a<thinX", 2, 3, 2, stop="a<t").accepted == [1, 0]
+    assert commit_all("a<thinX", 3, 2, 2, stop="a<t").accepted == [2]
+    assert commit_all("a<thinX", 7, stop="a<t").accepted == [2]
+
+
+def test_windows_are_recorded_however_a_request_ends() -> None:
+    running = make_running(thinking=True)
+    assert running.commit(ids("ab"), 1) == [1]
+    assert running.commit(ids("<t"), 1) == [], "it may become a marker, so it may be cut off"
+    assert running.finish("cancelled") == [1]
+    assert running.speculation.num_spec_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [(MemoryError(), "MemoryError: "), (KeyError("x"), "KeyError: 'x'"), (BadRequest("no"), "BadRequest: no")],
+)
+def test_the_error_of_an_output_names_its_kind(failure: Exception, error: str) -> None:
+    running = make_running()
+    running.finish("error", failure)
+    assert running.request.output is not None
+    assert running.request.output.error == error

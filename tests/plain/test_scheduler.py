@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tandemrt.engines.calls import capacity
-from tandemrt.engines.errors import BadRequest, InternalError, QueueFull
+from tandemrt.engines.errors import BadRequest, Closed, QueueFull
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -68,7 +68,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.sent += 1  # each is longer than the one before it, so that its length tells who asks for room
         waiting = make_waiting(prompt=[0] * self.sent, enforcement=enforcement if compiling else None)
         if self.closed:
-            with pytest.raises(InternalError, match="closed"):
+            with pytest.raises(Closed, match="closed"):
                 self.scheduler.submit(waiting, block=True)
         elif len(self.queue) - (0 if self.short else SLOTS - len(self.running)) >= LIMIT:  # free slots make room
             with pytest.raises(QueueFull):
@@ -193,7 +193,7 @@ def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> N
     time.sleep(0.02)
     assert not second.done()
     scheduler.close()
-    with pytest.raises(InternalError, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         second.result(5)
 
 

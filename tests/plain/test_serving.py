@@ -86,6 +86,21 @@ def test_tensors_and_one_json_object_ask_for_the_same(values: dict[str, Any]) ->
             assert found[0] == found[1] == found[2]
 
 
+def test_numbers_that_no_tensor_holds_arrive_whole_in_one_json_object_or_are_refused_by_their_value() -> None:
+    def ask(**sampling: Any) -> SamplingParams:
+        return read_request(tensors(text_input="x", sampling_parameters=json.dumps(sampling))).params
+
+    assert [ask(seed=seed).seed for seed in (-1, -(2**63), 2**63, 2**64 - 1)] == [-1, -(2**63), 2**63, 2**64 - 1]
+    assert read_request(tensors(text_input="x", seed=2**64 - 1)).params.seed == 2**64 - 1
+    assert ask(max_tokens=2**40).max_tokens == 2**40, "admission knows what the engine has room for"
+    for name, value in (("seed", 2**64), ("seed", -(2**63) - 1), ("max_tokens", 2**63), ("max_tokens", -(2**40))):
+        with pytest.raises(BadRequest, match=f"{name}: .*; got {value}"):
+            ask(**{name: value})
+    digits = '{"seed": 1' + "0" * 5000 + "}"
+    with pytest.raises(BadRequest, match=r"sampling_parameters: must be JSON, received .*: Exceeds the limit"):
+        read_request(tensors(text_input="x", sampling_parameters=digits))
+
+
 def test_a_float_tensor_means_the_decimal_it_was_written_as() -> None:
     ask = read_request(tensors(text_input="x", temperature=0.7, sampling_parameters='{"temperature": 0.7}'))
     assert ask.params.temperature == 0.7
@@ -113,6 +128,12 @@ def test_an_unknown_name_is_refused_wherever_it_stands(name: str) -> None:
         read_request(tensors(text_input="x"), {name: 1})
     with pytest.raises(BadRequest, match=f"^{name}: is no input"):
         read_request(tensors(text_input="x", sampling_parameters=json.dumps({name: 1})))
+
+
+@pytest.mark.parametrize("name", ["text_input", "input_ids", "stream", "return_seed"])
+def test_an_object_of_sampling_parameters_holds_neither_prompts_nor_flags(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"holds sampling parameters only, received '{name}'; send it as an input"):
+        read_request(tensors(text_input="x", sampling_parameters=json.dumps({name: True})))
 
 
 def test_tritons_timeout_is_a_number_of_microseconds() -> None:

@@ -178,6 +178,26 @@ def test_a_missing_field_is_named(field):
         ModelSpec.from_hf(fields)
 
 
+def test_heads_that_a_config_does_not_size_are_those_of_transformers():
+    fields = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
+    for architecture, size in (("LlamaForCausalLM", 64), ("Qwen3ForCausalLM", 128)):
+        silent = config(architecture, **fields)
+        silent.pop("head_dim", None)
+        theirs = CONFIGS[architecture].from_dict(silent)
+        assert ModelSpec.from_hf(silent).head_dim == theirs.head_dim == size
+    ungrouped = ModelSpec.from_hf(config(**fields | {"num_key_value_heads": None}))
+    assert ungrouped.kv_heads == LlamaConfig(**fields | {"num_key_value_heads": None}).num_key_value_heads == 16
+
+
+def test_yarn_without_a_factor_stretches_the_trained_length_to_the_models():
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "original_max_position_embeddings": 32768}
+    ropes = [
+        ModelSpec.from_hf(config(max_position_embeddings=131072, rope_parameters=rope)).rope
+        for rope in (yarn, yarn | {"factor": 4.0}, yarn | {"factor": 1.0})
+    ]
+    assert ropes[0] == ropes[1] != ropes[2]
+
+
 def test_sliding_windows_are_read_where_a_family_has_them():
     assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=4096)).sliding_window == 4096
     assert ModelSpec.from_hf(config("MistralForCausalLM", sliding_window=None)).sliding_window is None
@@ -190,8 +210,9 @@ def test_sliding_windows_are_read_where_a_family_has_them():
         ModelSpec.from_hf(config(**qwen3))
     with pytest.raises(BadCheckpoint, match=r"layer_types should name .*linear_attention"):
         ModelSpec.from_hf(config("Qwen3ForCausalLM", layer_types=["linear_attention"] * 32))
-    with pytest.raises(BadCheckpoint, match=r"for each of 32 layers, it has 3 entries"):
-        ModelSpec.from_hf(config("Qwen3ForCausalLM", layer_types=["full_attention"] * 3))
+    for entries in (3, 33):
+        with pytest.raises(BadCheckpoint, match=rf"for each of 32 layers, it has {entries} entries"):
+            ModelSpec.from_hf(config("Qwen3ForCausalLM", layer_types=["full_attention"] * entries))
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])

@@ -1,10 +1,15 @@
 """A bundle folder appears whole or not at all, and only ever takes the place of a bundle."""
 
 import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadBundle
 from tandemrt.export.staging import check_destination, place, staged
 from tests.plain.test_bundle import edit, write_bundle
@@ -114,11 +119,32 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         staged(tmp_path / "file/bundle").__enter__()
 
 
-def test_a_placed_file_is_linked_and_takes_no_space(tmp_path: Path) -> None:
+def test_a_placed_file_is_no_longer_its_source(tmp_path: Path) -> None:
     source = tmp_path / "model.safetensors"
     source.write_bytes(b"weights")
     (tmp_path / "bundle").mkdir()
-    assert place(source, tmp_path / "bundle").samefile(source)
+    placed = place(source, tmp_path / "bundle")
+    source.write_bytes(b"other weights")
+    assert placed.read_bytes() == b"weights"
+
+
+def test_a_placed_file_keeps_its_holes(tmp_path: Path) -> None:
+    source = tmp_path / "model.safetensors"
+    with source.open("wb") as file:
+        for at in (0, 5 << 20, 9 << 20):
+            file.seek(at)
+            file.write(b"weights")
+        file.truncate(64 << 20)
+    (tmp_path / "bundle").mkdir()
+    placed = place(source, tmp_path / "bundle")
+    assert placed.read_bytes() == source.read_bytes()
+    assert placed.stat().st_blocks <= source.stat().st_blocks
+
+
+def test_an_empty_file_is_placed(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "bundle").mkdir()
+    assert place(tmp_path / "empty", tmp_path / "bundle").read_bytes() == b""
 
 
 def test_the_file_behind_a_symbolic_link_is_placed_under_the_links_name(tmp_path: Path) -> None:
@@ -143,3 +169,66 @@ def test_a_file_on_another_file_system_is_copied(tmp_path: Path) -> None:
         assert not placed.samefile(source)
     finally:
         source.unlink()
+
+
+def test_a_second_builder_at_a_place_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+    with staged(tmp_path / "bundle") as folder:
+        (folder / "file").write_text("first")
+        with pytest.raises(BadBundle, match=r"out must have one builder at a time; another process builds .*bundle"):
+            staged(tmp_path / "bundle").__enter__()
+        with staged(tmp_path / "other"):
+            pass
+    assert (tmp_path / "bundle/file").read_text() == "first"
+    assert sorted(names(tmp_path)) == ["bundle", "other"]
+
+
+def test_builders_that_begin_together_never_lose_their_folder(tmp_path: Path) -> None:
+    def build(number: int) -> str:
+        try:
+            with staged(tmp_path / "bundle") as folder:
+                (folder / "file").write_text(str(number))
+                assert names(folder) == ["file"]
+        except BadBundle:
+            return "refused"
+        return "built"
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(build, range(64)))
+    assert set(results) <= {"built", "refused"}
+    assert "built" in results
+    assert names(tmp_path) == ["bundle"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tandemrt.export.staging import staged
+with staged(Path(sys.argv[1])) as folder:
+    (folder / "file").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    out = tmp_path / "[a] bundle"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(names(tmp_path)) == 1
+    (tmp_path / ".[a] bundle.old-12345678").mkdir()
+    (tmp_path / ".a bundle.building-12345678").mkdir()
+    with staged(out) as folder:
+        (folder / "file").write_text("whole")
+    assert sorted(names(tmp_path)) == [".a bundle.building-12345678", "[a] bundle"]
+
+
+def test_a_build_that_was_killed_between_the_renames_gives_the_old_folder_back(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle").folder.rename(tmp_path / ".bundle.old-12345678")
+    with pytest.raises(ValueError, match="no"), staged(tmp_path / "bundle"):
+        raise ValueError("no")
+    assert Bundle.open(tmp_path / "bundle", verify=True).name == "sample"
+
+
+def test_a_failure_leaves_no_folder_that_was_made_for_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no"), staged(tmp_path / "a/b/bundle"):
+        raise ValueError("no")
+    assert names(tmp_path) == []

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars.library import GrammarCache, GrammarLibrary
 from tests.plain.constraints import STOP, VOCABULARY, spell
@@ -50,6 +51,7 @@ def takes(compiled, text: str) -> bool:
         ({"json": PERSON, "disable_any_whitespace": True}, '{"name": "x"}', '{ "name": "x"}'),
         ({"json": True}, "[1]", "["),
         ({"json_object": True}, '{"a": [{}]}', "[]"),
+        ({"json_object": True, "disable_any_whitespace": True}, '{"a": 1}', '{ "a": 1}'),
         ({"regex": '"[a-z]"'}, '"a"', '"1"'),
         ({"choice": ['y"\\', "né😀", "a\nb\u2028", "a\nb"]}, "a\nb\u2028", "a"),
         ({"choice": ["yes"]}, "yes", "yesyes"),
@@ -77,6 +79,8 @@ def test_every_kind_takes_what_it_asks_for_and_nothing_else(library, asked, good
         ({"json": 1.5}, "json"),
         ({"schema": {}}, "schema: is not a known key"),
         ({"regex": "a", "validate_output": True}, "validate_output must come with json"),
+        ({"choice": ["a"], "validate_output": True}, "validate_output must come with json, got choice"),
+        ({"json_object": True, "validate_output": True}, "validate_output must come with json, got json_object"),
         ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace must come with json"),
     ],
 )
@@ -327,7 +331,7 @@ def test_closing_a_library_ends_its_threads_and_refuses_what_comes(library):
     for thread in threads:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-    with pytest.raises(InternalError, match="closed"):
+    with pytest.raises(Closed, match="closed"):
         grammars.compile(StructuredOutputs(regex="d"))
 
 
@@ -341,3 +345,74 @@ def test_a_process_may_end_while_a_grammar_compiles():
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def cycle() -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    schema["properties"] = {"a": schema, "b": schema}
+    return schema
+
+
+def doubled(times: int) -> dict[str, Any]:
+    """The same object twice in the same object twice: as text, 2 to the power of ``times``."""
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(times):
+        schema = {"anyOf": [schema, schema]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (
+            {"const": 10**5000},
+            r"numbers must be finite and below 2\^1024, got int with .* \(at #/const\)",
+        ),
+        ('{"const": 1%s}' % ("0" * 5000), "the schema is not JSON: Exceeds the limit"),
+        ({"minimum": float("nan")}, "numbers must be finite"),
+        ({"const": b"a"}, r"must be JSON, got b'a' of type bytes; leave it out \(at #/const\)"),
+        ({"enum": [1, object]}, r"must be JSON, got <class 'object'> of type type; leave it out \(at #/enum/1\)"),
+        ({"const": {1: 2}}, r"keys must be texts, got 1; write it as one \(at #/const\)"),
+        (cycle(), r"must not hold itself, got a cycle; use \$ref for what repeats \(at #/properties/a"),
+        (doubled(30), "must hold at most 262144 values, got more"),
+        (doubled(40), "must be nested at most 64 levels deep"),
+        ({"type": "string", "pattern": "(" * 5000 + "a" + ")" * 5000}, "a pattern nests too deep"),
+        (
+            {"type": "string", "pattern": "(" * 70 + "a" + ")" * 70},
+            "within more than 64 others is not enforced",
+        ),
+        ({"type": "string", "pattern": "a{%s}" % ("9" * 99)}, "a pattern nests too deep or repeats too often"),
+    ],
+    ids=map(str, range(12)),
+)
+@pytest.mark.parametrize("validate_output", [False, True])
+def test_a_schema_that_is_no_json_or_has_no_bounds_is_refused_in_our_words(
+    library, schema: Any, message: str, validate_output: bool
+) -> None:
+    if validate_output and "not enforced" in message:
+        library().compile(StructuredOutputs(json=schema, validate_output=True)).result()
+        return
+    with pytest.raises(BadRequest, match=message):
+        library().compile(StructuredOutputs(json=schema, validate_output=validate_output))
+
+
+def test_a_schema_may_be_changed_once_it_is_asked_for(library) -> None:
+    schema = {"enum": ["a"]}
+    asked = StructuredOutputs(json=schema)
+    compiled = library().compile(asked)
+    schema["enum"].append("b")
+    assert takes(compiled.result(), '"a"')
+    assert not takes(compiled.result(), '"b"')
+
+
+@pytest.mark.parametrize("kind", ["regex", "grammar"])
+@pytest.mark.parametrize("deep", [300, 5000])
+def test_deep_parentheses_compile_or_are_refused(library, kind: str, deep: int) -> None:
+    begin, letter = ("", "a") if kind == "regex" else ("root ::= ", '"a"')
+    source = begin + "(" * deep + letter + ")" * deep
+    future = library().compile(StructuredOutputs(**{kind: source}))
+    if deep == 300:
+        assert takes(future.result(), "a")
+    else:
+        with pytest.raises(BadRequest, match="cannot be compiled"):
+            future.result()

@@ -137,12 +137,15 @@ def test_pieces_add_up_whatever_a_decoder_takes_back(ids: list[int]) -> None:
         assert transcript.text == WORDS.decode(ids)
 
 
-def test_what_is_held_back_comes_out_when_the_section_ends_and_no_stop_string_straddles_the_gap() -> None:
-    transcript = Transcript(TOKENIZER, ["END"])
-    transcript.add("reasoning", TOKENIZER.encode("so EN").ids)
+@pytest.mark.parametrize(("stop", "held"), [("END", "EN"), ("ED", "E")])
+def test_what_is_held_back_comes_out_when_the_section_ends_and_no_stop_string_straddles_the_gap(
+    stop: str, held: str
+) -> None:
+    transcript = Transcript(TOKENIZER, [stop])
+    transcript.add("reasoning", TOKENIZER.encode(f"so {held}").ids)
     assert transcript.take().reasoning == "so "
     transcript.add("marker", TOKENIZER.encode("|").ids)
-    assert transcript.take().reasoning == "EN"
+    assert transcript.take().reasoning == held
     assert not transcript.add("answer", TOKENIZER.encode("D").ids)
     assert not transcript.add("reasoning", TOKENIZER.encode("D").ids)
-    assert (transcript.reasoning, transcript.text) == ("so END", "D")
+    assert (transcript.reasoning, transcript.text) == (f"so {stop}", "D")

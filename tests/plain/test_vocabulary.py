@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Reasoning
-from tandemrt.export.read.tokenizer import Vocabulary
+from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tests.makers import tiny_tokenizer
 
 END_OF_TURN, THINK, THINK_END = 263, 264, 265
@@ -21,13 +21,13 @@ def reasoning(**changes: Any) -> Reasoning:
 
 
 @pytest.fixture
-def vocabulary(tmp_path: Path) -> Vocabulary:
-    return Vocabulary.open(tiny_tokenizer(tmp_path))
+def vocabulary(tmp_path: Path) -> CheckpointTokenizer:
+    return CheckpointTokenizer.open(tiny_tokenizer(tmp_path))
 
 
-def other(folder: Path, tokenizer: Tokenizer) -> Vocabulary:
+def other(folder: Path, tokenizer: Tokenizer) -> CheckpointTokenizer:
     tokenizer.save(str(folder / "tokenizer.json"))
-    return Vocabulary.open(folder)
+    return CheckpointTokenizer.open(folder)
 
 
 def test_the_size_is_one_past_the_largest_id_even_where_ids_have_gaps(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_the_size_is_one_past_the_largest_id_even_where_ids_have_gaps(tmp_path: 
     assert other(tmp_path, Tokenizer(models.WordLevel(words, unk_token="a"))).size == 8
 
 
-def test_markers_are_single_tokens_or_several(vocabulary: Vocabulary) -> None:
+def test_markers_are_single_tokens_or_several(vocabulary: CheckpointTokenizer) -> None:
     markers = vocabulary.markers(reasoning(ends=("</think>", "[done]"), implicit_ends=("<tool_call>",)))
     assert (markers.start.ids, markers.ends[0].ids) == ((THINK,), (THINK_END,))
     assert len(markers.ends[1].ids) == len("[done]")
@@ -49,6 +49,13 @@ def test_no_beginning_of_text_token_gets_into_a_marker(tmp_path: Path) -> None:
     )
     assert tokenizer.encode("<think>").ids == [262, THINK]
     assert other(tmp_path, tokenizer).spell("reasoning.start", "<think>").ids == (THINK,)
+
+
+def test_the_last_id_that_two_tokenizers_share_is_compared_as_well(tmp_path: Path) -> None:
+    folders = [tiny_tokenizer(tmp_path / name, extra=(f"<{name}>",)) for name in ("one", "two")]
+    mine, theirs = (other(folder, Tokenizer.from_file(str(folder / "tokenizer.json"))) for folder in folders)
+    with pytest.raises(BadRecipe, match="id 267 is '<two>', and '<one>' in the target"):
+        mine.require_same_tokens(theirs)
 
 
 def test_a_marker_that_the_normalizer_changes_is_refused(tmp_path: Path) -> None:
@@ -85,48 +92,50 @@ def test_a_marker_spelled_otherwise_within_a_text_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("phrase", ["</think>", "So, in short: </think>\n\n", "</think></think>"])
-def test_a_forced_end_may_hold_a_phrase_around_its_marker(vocabulary: Vocabulary, phrase: str) -> None:
+def test_a_forced_end_may_hold_a_phrase_around_its_marker(vocabulary: CheckpointTokenizer, phrase: str) -> None:
     assert THINK_END in vocabulary.markers(reasoning(forced_end=phrase)).forced_end.ids
 
 
 @pytest.mark.parametrize("phrase", ["That is enough.", "</thin", "<think>", "<tool_call>"])
-def test_a_forced_end_without_an_end_marker_is_refused(vocabulary: Vocabulary, phrase: str) -> None:
+def test_a_forced_end_without_an_end_marker_is_refused(vocabulary: CheckpointTokenizer, phrase: str) -> None:
     with pytest.raises(
         BadRecipe, match=r"reasoning.forced_end must contain an end marker \('</think>'\) as the tokenizer"
     ):
         vocabulary.markers(reasoning(forced_end=phrase, implicit_ends=("<tool_call>",)))
 
 
-def test_a_forced_end_whose_tokens_run_over_the_marker_is_refused(vocabulary: Vocabulary) -> None:
+def test_a_forced_end_whose_tokens_run_over_the_marker_is_refused(vocabulary: CheckpointTokenizer) -> None:
     # The text holds "th", but the tokenizer merges "the": the marker's own token never appears.
     with pytest.raises(BadRecipe, match=r"forced_end must contain an end marker \('th'\)"):
         vocabulary.markers(reasoning(ends=("th",), forced_end="the"))
 
 
 @pytest.mark.parametrize("changes", [{"ends": ("<think>",)}, {"implicit_ends": ("</think>",)}, {"ends": ("a", "a")}])
-def test_a_marker_with_two_meanings_is_refused(vocabulary: Vocabulary, changes: dict[str, Any]) -> None:
+def test_a_marker_with_two_meanings_is_refused(vocabulary: CheckpointTokenizer, changes: dict[str, Any]) -> None:
     with pytest.raises(BadRecipe, match=r"start, ends and implicit_ends must differ; '.+' appears twice"):
         vocabulary.markers(reasoning(**changes))
 
 
-def test_stop_tokens_are_all_that_the_configs_and_the_tokenizer_name(tmp_path: Path, vocabulary: Vocabulary) -> None:
+def test_stop_tokens_are_all_that_the_configs_and_the_tokenizer_name(
+    tmp_path: Path, vocabulary: CheckpointTokenizer
+) -> None:
     assert vocabulary.stop_ids({}) == (END_OF_TURN,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [262, END_OF_TURN]}))
     assert vocabulary.stop_ids({"eos_token_id": 266}) == (262, END_OF_TURN, 266)
 
 
-def test_a_tokenizer_config_may_describe_its_token_at_length(tmp_path: Path, vocabulary: Vocabulary) -> None:
+def test_a_tokenizer_config_may_describe_its_token_at_length(tmp_path: Path, vocabulary: CheckpointTokenizer) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|endoftext|>"}}))
     assert vocabulary.stop_ids({}) == (262,)
 
 
 @pytest.mark.parametrize("stop", [267, -1, True, "2", 1.0])
-def test_a_stop_token_that_the_tokenizer_does_not_have_is_refused(vocabulary: Vocabulary, stop: Any) -> None:
+def test_a_stop_token_that_the_tokenizer_does_not_have_is_refused(vocabulary: CheckpointTokenizer, stop: Any) -> None:
     with pytest.raises(BadCheckpoint, match="eos_token_id must be an id of the tokenizer, below 267; got"):
         vocabulary.stop_ids({"eos_token_id": stop})
 
 
-def test_a_checkpoint_without_a_stop_token_is_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
+def test_a_checkpoint_without_a_stop_token_is_refused(tmp_path: Path, vocabulary: CheckpointTokenizer) -> None:
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(BadCheckpoint, match="must name an end-of-sequence token, none does; set eos_token_id"):
         vocabulary.stop_ids({})
@@ -136,24 +145,26 @@ def test_a_checkpoint_without_a_stop_token_is_refused(tmp_path: Path, vocabulary
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(BadCheckpoint, match="must be a tokenizer: "):
-        Vocabulary.open(tmp_path)
+        CheckpointTokenizer.open(tmp_path)
 
 
 def test_a_checkpoint_without_a_tokenizer_is_refused_with_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"tokenizer.json is missing; save it with transformers: AutoTokenizer"):
-        Vocabulary.open(tmp_path)
+        CheckpointTokenizer.open(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
-def test_a_damaged_config_is_refused(tmp_path: Path, vocabulary: Vocabulary, name: str) -> None:
+def test_a_damaged_config_is_refused(tmp_path: Path, vocabulary: CheckpointTokenizer, name: str) -> None:
     for content, rule in (("{", "must be JSON"), ("[]", "must hold a JSON object; it holds a list")):
         (tmp_path / name).write_text(content)
         with pytest.raises(BadCheckpoint, match=rf"{name} {rule}"):
             vocabulary.stop_ids({})
 
 
-def test_tokenizers_agree_when_every_shared_id_is_the_same_token(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    longer = Vocabulary.open(tiny_tokenizer(tmp_path / "longer", extra=("<extra>",)))
+def test_tokenizers_agree_when_every_shared_id_is_the_same_token(
+    tmp_path: Path, vocabulary: CheckpointTokenizer
+) -> None:
+    longer = CheckpointTokenizer.open(tiny_tokenizer(tmp_path / "longer", extra=("<extra>",)))
     vocabulary.require_same_tokens(longer)
     longer.require_same_tokens(vocabulary)
     shuffled = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -165,10 +176,16 @@ def test_tokenizers_agree_when_every_shared_id_is_the_same_token(tmp_path: Path,
         vocabulary.require_same_tokens(other(tmp_path, Tokenizer.from_str(json.dumps(data))))
 
 
-def test_chat_templates_are_among_the_files_to_copy(tmp_path: Path, vocabulary: Vocabulary) -> None:
+def test_chat_templates_are_among_the_files_to_copy(tmp_path: Path, vocabulary: CheckpointTokenizer) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates/tools.jinja").write_text("")
     (tmp_path / "model.safetensors").write_text("")
     names = {file.relative_to(tmp_path).as_posix() for file in vocabulary.files()}
     assert {"tokenizer.json", "chat_template.jinja", "additional_chat_templates/tools.jinja"} <= names
     assert "model.safetensors" not in names
+
+
+@pytest.mark.parametrize("changes", [{"start": "<|im_end|>"}, {"implicit_ends": ("<|im_end|>",)}])
+def test_a_marker_that_is_a_stop_token_is_refused(vocabulary: CheckpointTokenizer, changes: dict[str, Any]) -> None:
+    with pytest.raises(BadRecipe, match=r"must not hold a stop token, which ends the text; '<\|im_end\|>' does"):
+        vocabulary.markers(reasoning(**changes), [END_OF_TURN])

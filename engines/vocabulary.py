@@ -2,13 +2,13 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.errors import BadBundle, quoted
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,21 @@ class Vocabulary:
         return digest.hexdigest()
 
 
-def vocabulary_from_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Vocabulary:
-    """Read a fast tokenizer's vocabulary; ``vocab_size`` is the width of the model's logits.
+def vocabulary_from_tokenizer(tokenizer: Any, vocab_size: int) -> Vocabulary:
+    """Read the vocabulary of a fast tokenizer of transformers; ``vocab_size`` is the width of the model's logits.
 
     Every added token counts as a control token, whether the tokenizer calls it special or not: reasoning markers and
     tool-call openers often are not.
 
     Raises:
-        BadBundle: the tokenizer is wider than the logits, or its tokens are neither byte-level nor byte-fallback.
+        BadBundle: the tokenizer is wider than the logits, or a token is neither byte-level nor byte-fallback.
     """
     backend = tokenizer.backend_tokenizer
     spell = _speller(json.dumps(json.loads(backend.to_str())["decoder"]))
     vocabulary = backend.get_vocab(with_added_tokens=True)
     special = frozenset(tokenizer.added_tokens_decoder)
-    valid_tokens = max(vocabulary.values()) + 1
-    if valid_tokens > vocab_size:
+    valid_tokens = max(vocabulary.values(), default=-1) + 1
+    if not 0 < valid_tokens <= vocab_size:
         raise BadBundle(
             f"tokenizer: ids must be below the width of the logits ({vocab_size}), got {valid_tokens - 1}; "
             "use the tokenizer of the target's checkpoint"
@@ -59,15 +59,26 @@ def vocabulary_from_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: in
 
 def _speller(decoder: str) -> Callable[[str], bytes]:
     if '"ByteLevel"' in decoder:
-        table = _byte_level_table()
-        return lambda text: bytes(table[character] for character in text)
+        return _spell_byte_level
     if '"ByteFallback"' in decoder:
         return _spell_byte_fallback
-    raise BadBundle(f"tokenizer: its decoder must be ByteLevel or ByteFallback to spell tokens in bytes, got {decoder}")
+    raise BadBundle(
+        f"tokenizer: its decoder must be ByteLevel or ByteFallback to spell tokens in bytes, got {quoted(decoder)}"
+    )
+
+
+def _spell_byte_level(text: str) -> bytes:
+    try:
+        return bytes([_BYTES[character] for character in text])
+    except KeyError:
+        raise BadBundle(
+            f"tokenizer: a decoder of kind ByteLevel needs tokens in its alphabet, got {quoted(text)}; "
+            "add a token that is no text with add_tokens"
+        ) from None
 
 
 def _spell_byte_fallback(text: str) -> bytes:
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+    if _BYTE.fullmatch(text):
         return bytes([int(text[3:5], 16)])
     return text.replace("\u2581", " ").encode()
 
@@ -77,3 +88,7 @@ def _byte_level_table() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(moved)}
+
+
+_BYTES = _byte_level_table()
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")

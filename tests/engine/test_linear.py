@@ -1,0 +1,49 @@
+"""Products with stored weights, one by one and packed."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tandemrt.engines.contract import Binding
+from tandemrt.export.model.builder import GraphBuilder, save_model
+from tandemrt.export.model.linear import Linear, packed
+from tandemrt.export.model.weights import Weights
+from tandemrt.export.read.checkpoint import Checkpoint
+
+WIDE, NARROW, INTO = 5, 3, 7
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_product_is_its_parts_one_behind_the_other(tmp_path: Path, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a.weight": (WIDE, INTO), "b.weight": (NARROW, INTO)} | (
+        {"a.bias": (WIDE,), "b.bias": (NARROW,)} if bias else {}
+    )
+    stored = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+
+    b = GraphBuilder("g")
+    w = Weights(Checkpoint.open(tmp_path), b, "float32")
+    x = b.input(Binding("x", "float32", ("batch", "query", INTO)))
+    parts = Linear.stored("a", WIDE, bias=bias), Linear.stored("b", NARROW, bias=bias)
+    for name, product in {"a": parts[0], "b": parts[1], "both": packed(*parts)}.items():
+        b.output(Binding(name, "float32", ("batch", "query", product.width)), product(b, x, w))
+    w.finish()
+    save_model(b.model(), tmp_path / "g.onnx")
+
+    session = onnxruntime.InferenceSession(tmp_path / "g.onnx", providers=["CPUExecutionProvider"])
+    given = torch.randn(2, 3, INTO, generator=generator)
+    one, other, both = session.run(None, {"x": given.numpy()})
+    np.testing.assert_allclose(both, np.concatenate([one, other], axis=-1), rtol=1e-5, atol=1e-6)
+    expected = torch.nn.functional.linear(given, stored["a.weight"], stored.get("a.bias"))
+    np.testing.assert_allclose(one, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_products_with_and_without_a_bias_are_not_packed() -> None:
+    with pytest.raises(AssertionError, match="all products have a bias or none"):
+        packed(Linear.stored("a", WIDE, bias=True), Linear.stored("b", NARROW))

@@ -1,0 +1,107 @@
+"""The pass that makes a residual add and the norm behind it one operator."""
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from tandemrt.engines.contract import Binding
+from tandemrt.export.model.builder import LIBRARY, GraphBuilder
+from tandemrt.export.passes.residual_norms import fuse_residual_norms
+
+WIDTH, EPSILON = 6, 1e-3
+Values = dict[str, ir.Value]
+FUSED, ADD, NORM = (LIBRARY, "SkipSimplifiedLayerNormalization"), ("", "Add"), ("", "RMSNormalization")
+
+
+def graph(write: Callable[[GraphBuilder, ir.Value, ir.Value], Values]) -> ir.Model:
+    """The graph of two inputs, [batch, query, WIDTH], whose outputs ``write`` gives by name."""
+    b = GraphBuilder("g")
+    skip, x = (b.input(Binding(name, "float32", ("batch", "query", WIDTH))) for name in ("skip", "x"))
+    for name, value in write(b, skip, x).items():
+        b.output(Binding(name, "float32", ("batch", "query", WIDTH)), value)
+    return b.model()
+
+
+def vector(b: GraphBuilder, seed: int) -> ir.Value:
+    return b.constant(np.random.default_rng(seed).normal(size=WIDTH), "float32")
+
+
+def norm(b: GraphBuilder, x: ir.Value, **attributes: int) -> ir.Value:
+    return b.op("RMSNormalization", x, vector(b, 1), epsilon=EPSILON, **attributes)
+
+
+def operators(model: ir.Model) -> list[tuple[str, str]]:
+    return [(node.domain, node.op_type) for node in model.graph]
+
+
+def run(model: ir.Model) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data = ir.to_proto(model).SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(0)
+    return list(session.run(None, {name: rng.normal(size=(2, 3, WIDTH)).astype(np.float32) for name in ("skip", "x")}))
+
+
+def plain(b: GraphBuilder, skip: ir.Value, x: ir.Value) -> Values:
+    total = b.op("Add", skip, x)
+    normed = norm(b, total)
+    return {"normed": normed, "further": b.op("Neg", total)}
+
+
+def biased(b: GraphBuilder, skip: ir.Value, x: ir.Value) -> Values:
+    total = b.op("Add", skip, b.op("Add", x, vector(b, 2)))
+    normed = norm(b, total)
+    return {"normed": normed, "total": total}
+
+
+@pytest.mark.parametrize("write", [plain, biased])
+def test_a_norm_of_a_sum_is_one_operator_that_gives_both(write: Callable[..., Values]) -> None:
+    model = graph(write)
+    expected, names = run(model), [output.name for output in model.graph.outputs]
+    fuse_residual_norms(model)
+    assert operators(model) == [FUSED, *([("", "Neg")] if write is plain else [])]
+    assert [output.name for output in model.graph.outputs] == names
+    for found, value in zip(run(model), expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bias_whose_sum_somebody_else_reads_stays_a_sum() -> None:
+    def write(b: GraphBuilder, skip: ir.Value, x: ir.Value) -> Values:
+        shifted = b.op("Add", x, vector(b, 2))
+        return {"normed": norm(b, b.op("Add", skip, shifted)), "shifted": b.op("Neg", shifted)}
+
+    model = graph(write)
+    expected = run(model)
+    fuse_residual_norms(model)
+    assert operators(model) == [ADD, FUSED, ("", "Neg")]
+    for found, value in zip(run(model), expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sum_that_is_read_in_front_of_its_norm_stays() -> None:
+    def write(b: GraphBuilder, skip: ir.Value, x: ir.Value) -> Values:
+        total = b.op("Add", skip, x)
+        early = b.op("Neg", total)
+        return {"early": early, "normed": norm(b, total)}
+
+    model = graph(write)
+    fuse_residual_norms(model)
+    assert operators(model) == [ADD, ("", "Neg"), NORM]
+
+
+def test_a_sum_that_broadcasts_and_a_norm_over_more_than_the_last_dimension_stay() -> None:
+    def broadcast(b: GraphBuilder, skip: ir.Value, x: ir.Value) -> Values:
+        return {"normed": norm(b, b.op("Add", skip, vector(b, 2))), "x": b.op("Neg", x)}
+
+    def wider(b: GraphBuilder, skip: ir.Value, x: ir.Value) -> Values:
+        return {"normed": norm(b, b.op("Add", skip, x), axis=-2)}
+
+    for write in (broadcast, wider):
+        model = graph(write)
+        before = operators(model)
+        fuse_residual_norms(model)
+        assert operators(model) == before

@@ -1,0 +1,73 @@
+"""Of what was received an error quotes so much that it is recognised, and no more."""
+
+from collections import UserList
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tandemrt import SamplingParams, StructuredOutputs
+from tandemrt.engines.errors import QUOTED, BadRequest, clipped, quoted
+from tandemrt.engines.options import RuntimeOptions
+
+DIGITS = 10**5000  # Python refuses to spell it
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def cyclic() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+LARGE = ["x" * 10**6, b"x" * 10**6, ["x" * 1000] * 1000, {str(i): i for i in range(10**5)}, tuple(range(10**6))]
+STRANGE = [DIGITS, -DIGITS, [DIGITS], nested(10**5), cyclic(), Broken(), [Broken()], UserList([1] * 10**5)]
+
+
+@pytest.mark.parametrize("value", [1, "a", [1, "a"], {"a": None}, b"a", (1.5,), "x" * (QUOTED - 2)])
+def test_a_short_value_is_quoted_as_python_spells_it(value: Any) -> None:
+    assert quoted(value) == repr(value)
+
+
+@pytest.mark.parametrize("value", LARGE + STRANGE, ids=lambda value: type(value).__name__)
+def test_any_value_can_be_quoted_and_takes_little_room(value: Any) -> None:
+    assert 0 < len(quoted(value)) <= QUOTED
+    assert len(quoted([value])) <= QUOTED
+
+
+def test_what_was_cut_off_shows() -> None:
+    assert quoted("x" * 1000) == "'" + "x" * (QUOTED - 4) + "..."
+    assert clipped("x" * QUOTED) == "x" * QUOTED
+    assert clipped("x" * (QUOTED + 1)) == "x" * (QUOTED - 3) + "..."
+
+
+def refusal(ask: Callable[..., Any], **asked: Any) -> str:
+    """What the request is refused with; nothing if it is not."""
+    try:
+        ask(**asked)
+    except BadRequest as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("value", LARGE + STRANGE, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("ask", [SamplingParams, StructuredOutputs, RuntimeOptions])
+def test_nothing_that_is_asked_for_is_quoted_at_length(ask: Callable[..., Any], value: Any) -> None:
+    names = [field.alias or name for name, field in ask.model_fields.items()]  # type: ignore[attr-defined]
+    refusals = {name: refusal(ask, **{name: value}) for name in (*names, "unknown", "x" * 10**5)}
+    assert sum(map(bool, refusals.values())) > len(names) / 2
+    for text in refusals.values():
+        lines = text.split("\n")
+        assert len(lines) <= 21
+        assert max(map(len, lines)) < 1000

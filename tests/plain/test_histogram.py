@@ -1,0 +1,65 @@
+"""A histogram counts as Prometheus does, and a copy of it stands still."""
+
+import pytest
+
+from tandemrt.runtime.histogram import Histogram
+from tandemrt.runtime.metrics import DEVICE, Metrics
+
+
+def observed(*values: float) -> Histogram:
+    histogram = Histogram((1.0, 2.0))
+    for value in values:
+        histogram.observe(value)
+    return histogram
+
+
+@pytest.mark.parametrize(
+    ("value", "counts"), [(0.5, [1, 0, 0]), (1.0, [1, 0, 0]), (1.5, [0, 1, 0]), (2.0, [0, 1, 0]), (2.5, [0, 0, 1])]
+)
+def test_a_value_on_a_bound_counts_below_it(value: float, counts: list[int]) -> None:
+    histogram = observed(value)
+    assert (histogram.counts, histogram.sum, histogram.count) == (counts, value, 1)
+
+
+def test_a_copy_counts_nothing_more_and_nobody_hears_of_it() -> None:
+    heard: list[float] = []
+    histogram = observed(0.5)
+    histogram.listener = heard.append
+    copy = histogram.copy()
+    histogram.observe(1.5)
+    assert (copy.counts, copy.sum, copy.listener) == ([1, 0, 0], 0.5, None)
+    assert heard == [1.5]
+
+
+def test_what_came_after_a_copy_has_counts_and_a_sum_of_its_own() -> None:
+    histogram = observed(0.5, 1.5)
+    copy = histogram.copy()
+    histogram.observe(2.5)
+    since = histogram.since(copy)
+    assert (since.counts, since.sum) == ([0, 0, 1], 2.5)
+
+
+def test_reasons_are_counted_from_where_they_stood_and_new_ones_from_nothing() -> None:
+    metrics = Metrics(finished={"stop": 2})
+    copy = metrics.copy()
+    metrics.finished["stop"] += 1
+    metrics.finished["length"] = 4
+    assert copy.finished == {"stop": 2}
+    assert metrics.since(copy).finished == {"stop": 1, "length": 4}
+
+
+def test_a_step_counts_every_position_that_was_accepted() -> None:
+    metrics = Metrics(accepted=[0, 0, 0])
+    for count in (2, 0, 3, 1):
+        metrics.accept(count)
+    assert (metrics.accepted, metrics.steps, metrics.accepted_per_step.sum) == ([3, 2, 1], 4, 6)
+
+
+def test_the_device_is_idle_where_a_round_spends_time_on_no_piece() -> None:
+    seconds = {"prefill": 0.002, "propose": 0.004, "target": 0.01, "verify": 0.001, "round": 0.02}
+    assert set(seconds) == set(DEVICE)
+    ms = Metrics(timed_rounds=2, device_seconds=seconds).device_ms_per_round
+    assert ms == pytest.approx(
+        {"prefill": 1.0, "propose": 2.0, "target": 5.0, "verify": 0.5, "round": 10.0, "idle": 1.5}
+    )
+    assert Metrics().device_ms_per_round == {}

@@ -1,0 +1,176 @@
+"""Whatever stands in the files that a build or an opening reads: our error or the right answer, nothing else."""
+
+import copy
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BadBundle, BadCheckpoint, BadRecipe, TandemError
+from tandemrt.engines.manifest import DIGEST, Manifest, _digest
+from tandemrt.engines.recipe import Recipe, locate
+from tandemrt.engines.tokenizer import open_tokenizer
+from tandemrt.export.build import build
+from tandemrt.export.model.graphs import open_models
+from tests.makers import tiny_checkpoint, write_recipe
+from tests.plain.test_bundle import write_bundle
+
+MISSING = object()
+VALUES = (MISSING, None, True, -1, 0, 2**63, 10**400, 0.5, "x", "", [], [1], ["x"], {}, {"x": 1}, [[]], "\x00")
+NESTED = "[" * 100_000
+
+
+def places(value: Any, *path: str | int) -> Iterator[tuple[str | int, ...]]:
+    """Where something stands in a JSON value; of long lists the first three."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from places(child, *path, key)
+    elif isinstance(value, list):
+        for index, child in enumerate(value[:3]):
+            yield from places(child, *path, index)
+
+
+def changed(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    result = copy.deepcopy(data)
+    place = result
+    for key in path[:-1]:
+        place = place[key]
+    if value is not MISSING:
+        place[path[-1]] = value
+    else:
+        del place[path[-1]]
+    return result
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe whose checkpoint has all files that are read, rope parameters, stop tokens and a layer list in them."""
+    folder = tmp_path_factory.mktemp("hostile")
+    checkpoint = tiny_checkpoint(folder / "target")
+    config = json.loads((checkpoint / "config.json").read_text())
+    config |= {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "mscale": 1.0}}
+    config |= {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [263], "temperature": 0.7}))
+    return write_recipe(folder / "hostile.toml", target=checkpoint)
+
+
+def read_all(recipe: Path) -> None:
+    """All that a build reads of a checkpoint, and what the runtime then opens."""
+    asked = Recipe.load(recipe)
+    [model] = open_models(asked)
+    stops = model.vocabulary.stop_ids(model.checkpoint.config)
+    assert asked.reasoning is not None
+    model.vocabulary.markers(asked.reasoning, stops)
+    tokenizer, _ = open_tokenizer(AutoTokenizer.from_pretrained, model.checkpoint.folder, model.spec.vocab)
+    oracle = AutoTokenizer.from_pretrained(model.checkpoint.folder)
+    assert tokenizer.encode("the text") == oracle.encode("the text")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
+def test_any_value_in_any_place_of_a_checkpoint_is_read_or_refused(recipe: Path, name: str) -> None:
+    file = recipe.parent / "target" / name
+    written = file.read_text()
+    refused = read = 0
+    read_all(recipe)
+    try:
+        for path in places(json.loads(written)):
+            for value in VALUES:
+                file.write_text(json.dumps(changed(json.loads(written), path, value)))
+                try:
+                    read_all(recipe)
+                    read += 1
+                except (BadCheckpoint, BadBundle, BadRecipe):
+                    refused += 1
+        file.write_text(NESTED)
+        with pytest.raises(TandemError, match="JSON"):
+            read_all(recipe)
+    finally:
+        file.write_text(written)
+    assert min(refused, read) > 3
+
+
+def test_any_value_in_any_place_of_a_recipe_is_read_or_refused(recipe: Path, tmp_path: Path) -> None:
+    data = tomllib.loads(recipe.read_text())
+    refused = 0
+    for path in places(data):
+        for value in VALUES:
+            if value is None or value is MISSING:  # which TOML cannot say
+                continue
+            file = tmp_path / "recipe.toml"
+            file.write_text(as_toml(changed(data, path, value)))
+            try:
+                Recipe.load(file)
+            except BadRecipe:
+                refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("content", [f"x = {NESTED}", "x = 1" + "0" * 5000, "x = \x00", "", "[[", b"\xff"])
+def test_a_recipe_that_is_no_toml_is_refused(tmp_path: Path, content: str | bytes) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(BadRecipe, match="recipe"):
+        Recipe.load(file)
+
+
+def test_any_value_in_any_place_of_a_manifest_is_read_or_refused(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "sample")
+    file = bundle.folder / "bundle.json"
+    data = json.loads(file.read_text())
+    refused = 0
+    for path in places(data):
+        for value in VALUES:
+            forged = changed(data, path, value)
+            forged.pop(DIGEST, None)
+            file.write_text(json.dumps(forged | {DIGEST: _digest(forged)}))  # as whoever makes a bundle signs it
+            try:
+                manifest = Manifest.read(bundle.folder)
+            except BadBundle:
+                refused += 1
+                continue
+            assert Manifest.model_validate_json(json.dumps(manifest.model_dump(mode="json"))) == manifest
+    assert refused > 300
+    file.write_text(NESTED)
+    with pytest.raises(BadBundle, match="must be JSON"):
+        Manifest.read(bundle.folder)
+
+
+@pytest.mark.parametrize("kind", ["loop", "long", "zero"])
+def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, recipe: Path, kind: str) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    path = {"loop": str(loop / "x"), "long": "x" * 5000, "zero": "x\x00y"}[kind]
+    with pytest.raises(BadBundle, match="bundle must be a folder"):
+        Bundle.open(path)
+    with pytest.raises(BadRecipe, match="recipe"):
+        Recipe.load(path)
+    with pytest.raises(BadRecipe, match="recipe must be a TOML file"):
+        locate(path)
+    with pytest.raises(BadBundle, match=r"^out must be|^nothing was built"):
+        build(Recipe.load(recipe), tmp_path / path)
+    text = recipe.read_text().replace(str(recipe.parent / "target"), path.replace("\x00", "\\u0000"))
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises((BadRecipe, BadCheckpoint, BadBundle)):
+        build(Recipe.load(tmp_path / "recipe.toml"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def as_toml(data: dict[str, Any]) -> str:
+    """``data`` in TOML, tables inline: JSON but for the signs between keys and values."""
+    return "\n".join(f"{json.dumps(key)} = {_inline(value)}" for key, value in data.items())
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_inline(child)}" for key, child in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return json.dumps(value)

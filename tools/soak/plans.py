@@ -1,0 +1,121 @@
+"""What is asked, and what happens on the way: drawn from a seed, so that a run can be repeated."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+from tandemrt.engines.params import SamplingParams, StructuredOutputs
+from tandemrt.runtime.requests.prompt import Prompt
+from tools.soak.models import LENGTH
+
+Way = Literal["generate", "stream", "listen"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request."""
+
+    prompt: Prompt
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request on its way.
+
+    Attributes:
+        plan: index of what is asked.
+        way: how it is sent.
+        leave_after: it is cancelled once so many tokens came; None: never.
+        timeout_s: its deadline, None for none.
+        fault: what breaks in it, or in the round it is in; None: nothing.
+        fault_at: the how-manieth call of that breaks.
+    """
+
+    plan: int
+    way: Way
+    leave_after: int | None = None
+    timeout_s: float | None = None
+    fault: str | None = None
+    fault_at: int = 0
+
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}},
+    "required": ["n", "ok"],
+    "additionalProperties": False,
+}
+_STRUCTURES: list[dict[str, Any]] = [
+    {"regex": "[a-c]{2,9}"},
+    {"choice": ["yes", "no", "perhaps not"]},
+    {"json": _SCHEMA, "disable_any_whitespace": True},
+    {"json": _SCHEMA, "validate_output": True},
+    {"json_object": True},
+    {"grammar": 'root ::= "[" [0-9]+ ("," [0-9]+){0,4} "]"'},
+]
+_CONSTRAINTS: list[dict[str, Any]] = [
+    {},
+    {"stop": ["e", "th", "un"]},
+    {"stop": ["a"], "include_stop_str_in_output": True, "ignore_eos": True},
+    {"thinking_token_budget": 3},
+    {"thinking_token_budget": 0},
+    {"allowed_token_ids": [70, 71, 72], "min_tokens": 2},
+    {"banned_token_ids": [10, 11, 12], "ignore_eos": True, "stop_token_ids": [5, 6, 7, 8]},
+]
+_PENALTIES: list[dict[str, Any]] = [
+    {},
+    {},
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.7},
+    {"logit_bias": {40: 3.0, 41: -100.0}},
+]
+_FILTERS: list[dict[str, Any]] = [{}, {}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.9}]
+
+
+def draw_plans(draw: Random, count: int) -> list[Plan]:
+    """Every other request has a structured output, every sixth samples by rejection."""
+    return [_plan(draw, structured=index % 2 == 1) for index in range(count)]
+
+
+def draw_turn(draw: Random, plans: list[Plan], faults: tuple[str, ...], *, streams_leave: bool) -> Turn:
+    """Most turns go straight, a quarter leaves early or runs out of time, one in ten breaks.
+
+    Whoever leaves a stream never hears how it ended, so without ``streams_leave`` the books can be held exactly.
+    """
+    plan, chance = draw.randrange(len(plans)), draw.random()
+    if faults and chance < 0.1:
+        fault = draw.choice(faults)
+        if fault in ("grammar", "compiler"):  # only what has a grammar can break there
+            plan |= 1
+        return Turn(plan, "listen", fault=fault, fault_at=draw.choice([0, 1, 2, 5]))
+    if chance < 0.25:
+        return Turn(
+            plan,
+            draw.choice(["stream", "listen"] if streams_leave else ["listen"]),
+            leave_after=draw.choice([0, 1, 2, 7, 20]),
+        )
+    if chance < 0.35:
+        return Turn(
+            plan, draw.choice(["generate", "stream", "listen"]), timeout_s=draw.choice([0.001, 0.01, 0.05, 0.2])
+        )
+    return Turn(plan, draw.choice(["generate", "stream", "listen"]))
+
+
+def _plan(draw: Random, *, structured: bool) -> Plan:
+    length = draw.choice([1, 2, 15, 17, 40])
+    ids = [draw.randrange(1020) for _ in range(length)]
+    chat = [{"role": "user", "content": "".join(draw.choices("etaoin ", k=length))}]
+    prompts: list[Prompt] = [ids, ids, "".join(draw.choices("shrdlu ", k=length)), chat]
+    more = {"structured_outputs": StructuredOutputs(**draw.choice(_STRUCTURES))} if structured else {}
+    params = SamplingParams(
+        temperature=draw.choice([0.0, 0.7, 1.0, 1.5]),
+        seed=draw.randrange(2**64),
+        max_tokens=draw.choice([2, 3, 9, 30, LENGTH - 45]),
+        window=draw.choice([None, None, 0, 1, 3]),
+        rule=draw.choice(["coupled"] * 5 + ["rejection"]),
+        **draw.choice(_PENALTIES),
+        **draw.choice(_FILTERS),
+        **(more or draw.choice(_CONSTRAINTS)),
+    )
+    return Plan(draw.choice(prompts), params)
