@@ -91,7 +91,7 @@ def test_what_others_left_in_the_cache_is_never_read(llm: LLM, plain: list[Any])
 def test_more_cache_tokens_than_the_machine_has_memory_for_are_refused(bundles: dict[str, Path]) -> None:
     rule = r"cache_tokens: what rounds need must fit the \d+ bytes of 'cpu', received 1000000000000000, "
     with pytest.raises(BadRequest, match=rule):
-        LLM(bundles["paged"], threads=1, cache_tokens=10**15)
+        LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=10**15)
 
 
 def test_a_request_that_can_never_fit_is_refused_with_numbers(bundles: dict[str, Path]) -> None:

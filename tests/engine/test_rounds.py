@@ -516,7 +516,7 @@ def test_closing_cancels_what_runs_and_refuses_what_comes(tiny_bundle: Path) -> 
     def refuses() -> bool:
         try:
             llm.submit("late", endless(), lambda _: None)
-        except InternalError:
+        except Closed:
             return True
         return False
 

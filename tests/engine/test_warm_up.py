@@ -74,5 +74,5 @@ def test_a_bundle_whose_rounds_fail_does_not_become_ready(tiny_bundle: Path, mon
 
     with LLM(tiny_bundle, threads=1) as llm:
         monkeypatch.setattr(llm.loop.tandem, "score", fail)
-        with pytest.raises(InternalError, match="opens but cannot generate: no memory"):
+        with pytest.raises(InternalError, match="opens but cannot generate: RuntimeError: no memory"):
             warm_up(llm)
