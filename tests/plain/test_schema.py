@@ -175,9 +175,8 @@ def judged(schema, chance: random.Random):
             return False
 
     for written in (write(grammar, chance) for _ in range(2)):
-        if written is None:
-            continue
-        text = written.decode()
+        if written is None or (text := written.decode(errors="replace")).encode() != written:
+            continue  # xgrammar also takes surrogates in the form of UTF-8, which are no text to judge
         near = [json.dumps(other, ensure_ascii=chance.random() < 0.5) for other in neighbours(json.loads(text))]
         texts = [text, *chance.sample(near, min(20, len(near))), *(misspelled(text, chance) for _ in range(12))]
         yield from ((each, valid(each), takes(grammar, each)) for each in texts)
