@@ -12,7 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from tandemrt.engines import serving
-from tandemrt.engines.errors import BadRequest, QueueFull, TandemError
+from tandemrt.engines.errors import BadRequest, QueueFull, TandemError, named
 from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.request import Request
@@ -134,7 +134,7 @@ class Reply:
         self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=flags)
 
 
-def refuse(sender: Any, error: Exception) -> None:
+def refuse(sender: Any, error: BaseException) -> None:
     """Answer with an error, under the code Triton's clients know for it, as the only or the last response."""
     code = pb_utils.TritonError.INTERNAL
     if isinstance(error, BadRequest):
@@ -143,7 +143,7 @@ def refuse(sender: Any, error: Exception) -> None:
         code = pb_utils.TritonError.UNAVAILABLE
     elif isinstance(error, Cancelled):
         code = pb_utils.TritonError.CANCELLED
-    message = str(error) if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, TandemError) else named(error)
     response = pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
@@ -156,7 +156,7 @@ class Cancelled(TandemError):
     """The client cancelled the request."""
 
 
-def _failure(output: RequestOutput, failure: Exception | None) -> Exception | None:
+def _failure(output: RequestOutput, failure: BaseException | None) -> BaseException | None:
     if failure is not None:
         return failure
     if output.finish_reason == "cancelled":
