@@ -24,12 +24,6 @@ def wait_for(thread: threading.Thread, stop: Callable[[], None]) -> None:
         _threads[thread] = stop
 
 
-def forget(thread: threading.Thread) -> None:
-    """``thread`` is about to end by itself."""
-    with _changing:
-        _threads.pop(thread, None)
-
-
 def _leave() -> None:
     end = time.perf_counter() + LEAVING_S
     leaving = list(_threads.items())

@@ -105,8 +105,18 @@ class Worker:
             return True
 
 
+def advance(loop: Loop) -> None:
+    """One step. What fails a round ends the requests in slots; it passes on if there are none, and it is nobody's."""
+    try:
+        loop.step()
+    except BaseException as error:
+        log.exception("a round failed; its requests end with an error")
+        if not loop.fail(error):
+            raise
+
+
 def _run(loop: Loop, work: Callable[[], None], done: "Future[None]") -> None:
-    """Rounds until the scheduler is closed. What fails a round ends its requests; what is nobody's ends the loop."""
+    """Rounds until the scheduler is closed. What is nobody's ends the loop, and with it everybody."""
     try:
         with loop.clock.active():
             try:
@@ -115,16 +125,9 @@ def _run(loop: Loop, work: Callable[[], None], done: "Future[None]") -> None:
             except BaseException as error:  # whoever waits must hear of any
                 done.set_exception(error)
             while loop.scheduler.wait_for_work():
-                try:
-                    loop.step()
-                except BaseException as error:
-                    log.exception("a round failed; its requests end with an error")
-                    if not loop.fail(error):
-                        raise
+                advance(loop)
     except BaseException as error:
         log.critical("the loop has ended; all of its requests end with an error", exc_info=True)
         loop.die(error)
         if not done.done():
             done.set_exception(error)
-    finally:
-        leaving.forget(threading.current_thread())
