@@ -38,7 +38,9 @@ class LLM:
 
     Raises BadRequest for options that make no sense, alone or for this bundle, and BadBundle or BackendUnavailable if
     the bundle cannot run here. Requests may be sent from several threads; ``close`` (or leaving a ``with`` block)
-    cancels what is running; later requests raise Closed.
+    cancels what is running; later requests raise Closed. One that is dropped without closing does the same, and gives
+    its memory back when its last round is over. A listener may ask to close but not generate; a forked child opens the
+    bundle again.
     """
 
     __signature__ = signature([Parameter("bundle", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Path)])

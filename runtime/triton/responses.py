@@ -45,7 +45,7 @@ class Outbox:
             reply, item = entry
             try:
                 reply.send(item)
-            except Exception as error:
+            except BaseException as error:  # the responses of others need this thread
                 log.exception("a response could not be sent; its request is cancelled")
                 reply.give_up(error)
 
@@ -91,7 +91,7 @@ class Reply:
         elif (item.text or item.reasoning) and not self.done:
             self._respond(self._piece(item.text, item.reasoning, self._tokens), final=False)
 
-    def give_up(self, error: Exception) -> None:
+    def give_up(self, error: BaseException) -> None:
         """End a request whose responses cannot be sent: a client that still listens is told why."""
         self.request.cancel()
         with self._final:
@@ -99,7 +99,7 @@ class Reply:
             if sender is not None:
                 try:
                     refuse(sender, error)
-                except Exception:  # the server has closed the way back, the final response with it
+                except BaseException:  # the server has closed the way back, the final response with it
                     log.exception("a request could not be told that it failed")
 
     def _finish(self, item: StreamOutput, output: RequestOutput) -> None:

@@ -45,7 +45,10 @@ class Watch:
                 replies = list(self._open)
             start = time.perf_counter()
             for reply in replies:
-                if reply.abandoned():
-                    self._llm.cancel(reply.request)
+                try:
+                    if reply.abandoned():
+                        self._llm.cancel(reply.request)
+                except BaseException:  # the clients of others need this thread
+                    log.exception("a client could not be asked about; its request goes on")
             # Asking is a call to another process: never more than a tenth of the time goes into it.
             time.sleep(max(_INTERVAL_S, 9 * (time.perf_counter() - start)))

@@ -227,3 +227,36 @@ def test_a_forked_child_is_told_to_open_its_own(llm: LLM) -> None:
         assert "open the bundle again in the child" in said.read()
     os.waitpid(child, 0)
     assert len(llm.generate("behind", endless(max_tokens=2)).token_ids) == 2
+
+
+def test_a_deadline_holds_while_a_request_waits_for_room_in_the_queue(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(tiny_bundle, threads=1, queue_limit=1) as llm:
+        score, inside, go_on = llm.loop.tandem.score, threading.Event(), threading.Event()
+
+        def wait(this: Any) -> None:
+            inside.set()
+            go_on.wait(PATIENCE_S)
+            score(this)
+
+        monkeypatch.setattr(llm.loop.tandem, "score", wait)
+        others = [sent(llm, "seated", endless())]
+        assert inside.wait(PATIENCE_S)
+        others += [sent(llm, "seated or queued", endless()) for _ in range(4)]
+        queued = threading.Event()
+        submit = llm._scheduler.submit
+
+        def note(waiting: Any, *, block: bool) -> None:
+            submit(waiting, block=block)
+            queued.set()
+
+        monkeypatch.setattr(llm._scheduler, "submit", note)
+        asking = threading.Thread(target=lambda: outputs.append(llm.generate("late", endless(timeout_s=0.2))))
+        outputs: list[RequestOutput] = []
+        asking.start()
+        assert queued.wait(PATIENCE_S), "nobody has made room"
+        assert not any(other.done() for other in others)
+        go_on.set()
+        asking.join(PATIENCE_S)
+        assert [output.finish_reason for output in outputs] == ["timeout"]
