@@ -66,6 +66,14 @@ def clipped(text: Any) -> str:
     return spelled if len(spelled) <= QUOTED else f"{spelled[: QUOTED - 3]}..."
 
 
+def named(error: BaseException) -> str:
+    """Spell an error for people: its kind, and what it says, whatever its author wrote."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # an error that cannot be spelled must not hide that there was one
+        return f"{type(error).__name__}: cannot be shown"
+
+
 def _beginning(value: Any) -> Any:
     """What of a value fills ``QUOTED`` characters, so that megabytes are not spelled to be cut off."""
     if isinstance(value, str | bytes | list | tuple):

@@ -83,7 +83,7 @@ class SamplingParams(Section):
 
     rule: Literal["coupled", "rejection"] = "coupled"
     window: Count | None = None  # drafted tokens per round, at most the engine's; 0 switches speculation off
-    timeout_s: Number | None = Field(None, gt=0.0, allow_inf_nan=False)  # from admission to the last token
+    timeout_s: Number | None = Field(None, gt=0.0, allow_inf_nan=False)  # from the call to the last token
 
     def __init__(self, **data: Any) -> None:
         try:

@@ -1,6 +1,7 @@
 """The Python face: open a bundle, generate, stream."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any, Unpack, overload
 from transformers import AutoTokenizer
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.errors import BadRequest, InternalError, TandemError
+from tandemrt.engines.errors import BadRequest, InternalError, TandemError, named
 from tandemrt.engines.options import OpeningOptions, RuntimeOptions, signature
 from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import open_tokenizer
@@ -37,7 +38,9 @@ class LLM:
 
     Raises BadRequest for options that make no sense, alone or for this bundle, and BadBundle or BackendUnavailable if
     the bundle cannot run here. Requests may be sent from several threads; ``close`` (or leaving a ``with`` block)
-    cancels what is running; later requests raise Closed.
+    cancels what is running; later requests raise Closed. One that is dropped without closing does the same, and gives
+    its memory back when its last round is over. A listener may ask to close but not generate; a forked child opens the
+    bundle again.
     """
 
     __signature__ = signature([Parameter("bundle", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Path)])
@@ -61,6 +64,7 @@ class LLM:
         self._metrics = loop.metrics
         self._scheduler = loop.scheduler
         self._worker = Worker(loop)
+        weakref.finalize(self, _let_go, self._worker, self._admission).atexit = False
         if asked.cuda_graphs and loop.clock.device.type == "cuda":
             self._capture(loop)
 
@@ -81,6 +85,7 @@ class LLM:
         runs if a prompt or its parameters cannot be served. In a list, a request that fails later comes back with
         ``finish_reason="error"`` and harms no other; a single one raises.
         """
+        self._worker.require_here(waits=True)
         if not is_batch(prompts):
             request, done = self._submit(prompts, params)
             try:
@@ -114,6 +119,7 @@ class LLM:
 
         Leaving the iteration cancels the request. Raises BadRequest or QueueFull before the first item.
         """
+        self._worker.require_here(waits=True)
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[StreamOutput] = asyncio.Queue()
 
@@ -143,6 +149,7 @@ class LLM:
         For servers. Those that name ``client`` share the slots and the queue in equal parts, by client. Raises
         BadRequest or QueueFull; what fails later is in the last item's ``output.error``.
         """
+        self._worker.require_here(waits=False)
         waiting = self._admission.admit(prompt, params or SamplingParams(), listener, client=client)
         self._worker.submit(waiting, block=False)
         return waiting.request
@@ -215,5 +222,11 @@ def _resolver(futures: "list[Future[RequestOutput]]") -> Listener:
     return listen
 
 
-def _as_error(failure: Exception) -> Exception:
-    return failure if isinstance(failure, TandemError) else InternalError(f"{type(failure).__name__}: {failure}")
+def _let_go(worker: Worker, admission: Admission) -> None:
+    """What an LLM that nobody holds any more leaves behind. It may be dropped anywhere, so nobody is waited for."""
+    worker.ask_to_close()
+    admission.close()
+
+
+def _as_error(failure: BaseException) -> Exception:
+    return failure if isinstance(failure, TandemError) else InternalError(named(failure))

@@ -2,14 +2,16 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary, WeakMethod
 
 from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.engines.vocabulary import Vocabulary
+from tandemrt.runtime import leaving
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler, XGrammar
 from tandemrt.runtime.grammars.structured import Check, Source, read
 
@@ -61,12 +63,13 @@ class GrammarLibrary:
     """Compiles the grammars of requests for one vocabulary, off the loop.
 
     A compilation cannot be cancelled. One that outlives the patience of every request that waits for it goes on alone
-    and its result is kept; ``workers`` bounds how many run at once. No failure is remembered.
+    and its result is kept; ``workers`` bounds how many run at once. Waiting for a worker is not compiling: nobody's
+    slow grammar uses up another's time. No failure is remembered.
 
     Args:
         vocabulary: what every id of the logits spells.
         stop_ids: end the text where it is complete.
-        timeout_s: how long a request waits for its grammar, queueing included.
+        timeout_s: how long a request waits for its grammar from where the compiler has begun with it.
         max_source_bytes: larger sources are refused.
         workers: compilations at once.
         cache: None for one of its own.
@@ -89,13 +92,15 @@ class GrammarLibrary:
         self._max_source_bytes = max_source_bytes
         self._cache = GrammarCache() if cache is None else cache
         self._lock = threading.Lock()
-        self._waiting: dict[Source, list[Future[CompiledGrammar]]] = {}
-        # A thread that the interpreter ends inside the compiler takes the process down; the pool's are joined at exit.
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="grammar")
+        self._waiting: dict[Source, _Compilation] = {}
+        self._pool = ThreadPoolExecutor(workers, "grammar", initializer=_wait_for, initargs=(WeakMethod(self.close),))
+        self._asked: WeakKeyDictionary[Future[Compiled], Future[CompiledGrammar]] = WeakKeyDictionary()
         self._closed = False
 
     def compile(self, structured: StructuredOutputs) -> "Future[Compiled]":
-        """Return a future of the compiled grammar; it fails with BadRequest, after ``timeout_s`` at the latest.
+        """Return a future of the compiled grammar; it fails with BadRequest when compiling takes ``timeout_s``.
+
+        It cannot be cancelled; see ``abandon``.
 
         Raises:
             BadRequest: at once, for what needs no compiler: an invalid schema, a keyword that cannot be enforced, a
@@ -108,23 +113,33 @@ class GrammarLibrary:
                 f"structured_outputs.{source.kind}: must be at most {self._max_source_bytes} bytes, got {size}"
             )
         result: Future[Compiled] = Future()
-        result.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it, only ignore it
+        result.set_running_or_notify_cancel()
+        compiled = self._grammar(source)
 
         def hand_over(grammar: "Future[CompiledGrammar]") -> None:
-            failure = grammar.exception()
+            failure = CancelledError() if grammar.cancelled() else grammar.exception()
             if failure is None:
                 result.set_result(Compiled(grammar.result(), check))
             else:
                 result.set_exception(failure)
 
-        self._grammar(source).add_done_callback(hand_over)
+        self._asked[result] = compiled
+        compiled.add_done_callback(hand_over)
         return result
 
+    def abandon(self, result: "Future[Compiled]") -> None:
+        """Nobody waits for ``result`` any more: what nobody waits for is not begun."""
+        self._asked[result].cancel()
+
     def close(self) -> None:
-        """Take no more requests and begin no compilation; requests that wait are refused when their time is up."""
+        """Take no more requests and begin no compilation; who waits for one that has not begun is told so."""
         with self._lock:
             self._closed = True
+            stranded = [source for source, compilation in self._waiting.items() if not compilation.begun]
+            futures = [future for source in stranded for future in self._waiting.pop(source).futures]
         self._pool.shutdown(wait=False, cancel_futures=True)
+        for future in futures:
+            _settle(future, None, Closed("this runtime was closed; open the bundle again"))
 
     def _grammar(self, source: Source) -> "Future[CompiledGrammar]":
         future: Future[CompiledGrammar] = Future()
@@ -135,48 +150,81 @@ class GrammarLibrary:
             if known is None:
                 if source not in self._waiting:
                     self._pool.submit(self._compile, source)
-                self._waiting.setdefault(source, []).append(future)
+                    self._waiting[source] = _Compilation()
+                self._waiting[source].futures.append(future)
+                if self._waiting[source].begun:
+                    self._limit(source, future)
         if known is not None:
             future.set_result(known)
-            return future
+        return future
+
+    def _limit(self, source: Source, future: "Future[CompiledGrammar]") -> None:
+        """From here on the compiler works for ``future``, and its time runs."""
         timer = threading.Timer(min(self._timeout_s, threading.TIMEOUT_MAX), self._give_up, [source, future])
         timer.daemon = True
         timer.start()
         future.add_done_callback(lambda _: timer.cancel())
-        return future
 
     def _give_up(self, source: Source, future: "Future[CompiledGrammar]") -> None:
         with self._lock:
-            waiting = self._waiting.get(source, [])
-            if future not in waiting:
+            compilation = self._waiting.get(source)
+            if compilation is None or future not in compilation.futures:
                 return
-            waiting.remove(future)
-        future.set_exception(
-            BadRequest(
-                f"structured_outputs.{source.kind}: compiling took longer than {self._timeout_s} s; simplify it (long "
-                "bounded strings and repetitions are the slow ones) or raise the limit"
-            )
-        )
+            compilation.futures.remove(future)
+        rule = f"structured_outputs.{source.kind}: compiling took longer than {self._timeout_s} s; simplify it (long "
+        rule += "bounded strings and repetitions are the slow ones) or raise the limit"
+        _settle(future, None, BadRequest(rule))
 
     def _compile(self, source: Source) -> None:
+        """Compile for all who wait for ``source``. Whatever is raised is theirs."""
         with self._lock:
-            if not self._waiting[source]:  # nobody is left; the next request for it begins it again
+            compilation = self._waiting.get(source)
+            if compilation is None:  # closed meanwhile
+                return
+            if all(future.done() for future in compilation.futures):  # the next request for it begins it again
                 del self._waiting[source]
                 return
+            compilation.begun, patient = True, list(compilation.futures)
         grammar, failure = None, None
         try:
+            for future in patient:
+                self._limit(source, future)
             grammar = self._compiler.compile(source.kind, source.text, any_whitespace=source.any_whitespace)
-        except Exception as error:
+            self._cache.put(self._key(source), grammar, grammar.size_bytes + len(source.text))
+        except BaseException as error:
             failure = error
         with self._lock:
-            if grammar is not None:
-                self._cache.put(self._key(source), grammar, grammar.size_bytes + len(source.text))
-            waiting = self._waiting.pop(source)
-        for future in waiting:
-            if grammar is not None:
-                future.set_result(grammar)
-            else:
-                future.set_exception(failure)
+            del self._waiting[source]
+        for future in compilation.futures:
+            _settle(future, grammar, failure)
 
     def _key(self, source: Source) -> tuple[Any, ...]:
         return self._digest, self._stop_ids, source
+
+
+@dataclass(eq=False)
+class _Compilation:
+    """Who waits for a source, and whether the compiler works on it."""
+
+    futures: "list[Future[CompiledGrammar]]" = field(default_factory=list)
+    begun: bool = False
+
+
+def _settle(future: "Future[CompiledGrammar]", grammar: CompiledGrammar | None, failure: BaseException | None) -> None:
+    """Tell ``future``, unless whoever waited for it has given up."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if grammar is not None:
+        future.set_result(grammar)
+    else:
+        future.set_exception(failure)
+
+
+def _wait_for(close: "WeakMethod[Callable[[], None]]") -> None:
+    """In each thread of the pool: the interpreter ends behind what it compiles."""
+
+    def stop() -> None:
+        if (bound := close()) is not None:
+            bound()
+
+    leaving.wait_for(threading.current_thread(), stop)

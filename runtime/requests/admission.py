@@ -1,6 +1,7 @@
 """From what a caller asked to a request that can run, or to a refusal that says why not."""
 
 import secrets
+import time
 from concurrent.futures import Future
 
 from transformers import PreTrainedTokenizerBase
@@ -46,6 +47,7 @@ class Admission:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
         if not isinstance(params, SamplingParams):
             raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
+        called = time.monotonic()
         params = params.checked()
         limits = self._bundle.limits
         ids = token_ids(prompt, self._tokenizer, valid_tokens=self._bundle.valid_tokens, limit=limits.length - 1)
@@ -71,6 +73,7 @@ class Admission:
             window=self._window if params.window is None else params.window,
             client=client,
             listener=listener,
+            called=called,
         )
         return Waiting(
             request,
@@ -108,14 +111,22 @@ class Admission:
             return ready
 
         def start(compiled: "Future[Compiled]") -> None:
+            if not ready.set_running_or_notify_cancel():
+                return
             try:
                 # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
                 grammar = compiled.result()
                 ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), grammar.check))
-            except Exception as error:
+            except BaseException as error:  # whoever waits must hear of any
                 ready.set_exception(error)
 
-        self._grammars.compile(params.structured_outputs).add_done_callback(start)
+        def abandoned(given: "Future[Enforcement]") -> None:
+            if given.cancelled():
+                self._grammars.abandon(compiled)
+
+        compiled = self._grammars.compile(params.structured_outputs)
+        ready.add_done_callback(abandoned)
+        compiled.add_done_callback(start)
         return ready
 
     def _require_rules(self) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tandemrt.engines.errors import named
 from tandemrt.engines.params import SamplingParams
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.requests.outputs import RequestOutput, Speculation, StreamOutput
@@ -44,6 +45,7 @@ class Request:
         window: int,
         client: str = "",
         listener: Listener,
+        called: float | None = None,
     ) -> None:
         self.prompt = list(prompt)
         self.params = params
@@ -55,10 +57,12 @@ class Request:
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
         self.filters = params.temperature > 0 and filters  # what Engine.bind calls so
         self.submitted = time.monotonic()
-        self.deadline = self.submitted + params.timeout_s if params.timeout_s is not None else None
+        called = self.submitted if called is None else called  # the time that a prompt takes to read counts as well
+        self.deadline = called + params.timeout_s if params.timeout_s is not None else None
         self.output: RequestOutput | None = None  # None until the request has finished, and so is `failure`
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._listener = listener
+        self._told = False  # of its end
         self._cancelled = False
 
     @property
@@ -100,7 +104,7 @@ class Request:
         speculation: Speculation | None = None,
         forced_ends: int = 0,
         error: str | None = None,
-        failure: Exception | None = None,
+        failure: BaseException | None = None,
     ) -> None:
         """The request has finished, as RequestOutput says; without a text if it never had a slot.
 
@@ -119,13 +123,19 @@ class Request:
             seed=self.seed,
             speculation=Speculation(self.window) if speculation is None else speculation,
             forced_ends=forced_ends,
-            error=f"{type(failure).__name__}: {failure}" if error is None and failure is not None else error,
+            error=named(failure) if error is None and failure is not None else error,
         )
 
     def tell(self, item: StreamOutput) -> None:
-        """Hand ``item`` to the listener. One that raises harms nobody else: its request is cancelled."""
+        """Hand ``item`` to the listener, the end of the request once and nothing behind it.
+
+        A listener that raises, be it SystemExit, harms nobody else: its request is cancelled.
+        """
+        if self._told:
+            return
+        self._told = item.output is not None
         try:
             self._listener(item)
-        except Exception:
+        except BaseException:
             log.exception("the listener of a request failed; the request is cancelled")
             self.cancel()

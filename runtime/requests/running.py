@@ -92,11 +92,11 @@ class Running:
             return self._conclude(finish, stop_reason)
         return self._record(self._transcript.tokens)
 
-    def finish(self, reason: str, failure: Exception | None = None) -> list[int]:
+    def finish(self, reason: str, failure: BaseException | None = None) -> list[int]:
         """End the request from outside of its text, which is kept so far. Nothing happens if it has finished.
 
-        Returns what ``commit`` does. Raises nothing: a text that cannot be spelled ends where its spelling failed,
-        with "error".
+        Returns what ``commit`` does. A text that cannot be spelled ends where its spelling failed, with "error".
+        Raises nothing.
         """
         if self.finished:
             return []
@@ -105,9 +105,14 @@ class Running:
             if held and failure is None:  # what might have become a marker never will
                 self._transcript.add("reasoning" if self.constraint.phase is Phase.THINKING else "answer", held)
             self._transcript.finish()
-        except Exception as error:
+        except BaseException as error:
             reason, failure = "error", failure or error
-        return self._end(reason, failure=failure)
+        try:
+            return self._end(reason, failure=failure)
+        except BaseException as error:  # whatever is broken, a request ends
+            text, reasoning, failure = self._transcript.text, self._transcript.reasoning, failure or error
+            self.request.end("error", text=text, reasoning=reasoning, token_ids=self.output_ids, failure=failure)
+            return []
 
     def tell(self) -> None:
         """Tell the listener what is new: tokens and text that are certain, and the output of a finished request."""
@@ -132,7 +137,7 @@ class Running:
         stop_reason: str | int | None = None,
         *,
         error: str | None = None,
-        failure: Exception | None = None,
+        failure: BaseException | None = None,
     ) -> list[int]:
         accepted = self._record(self.output_length, last=True)
         self.request.end(

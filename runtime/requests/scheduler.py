@@ -5,7 +5,7 @@ import time
 from itertools import islice
 from typing import NamedTuple
 
-from tandemrt.engines.errors import Closed, QueueFull
+from tandemrt.engines.errors import Closed, InternalError, QueueFull, named
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import Slots
@@ -17,7 +17,7 @@ class Admitted(NamedTuple):
     """Requests that joined a slot, and the one behind them that could not, if there is one."""
 
     joined: list[Running]
-    failed: tuple[Request, Exception] | None
+    failed: tuple[Request, BaseException] | None
 
 
 class Scheduler:
@@ -36,6 +36,7 @@ class Scheduler:
         self._turns = Turns()
         self._changed = threading.Condition()
         self._closed = False
+        self._death: BaseException | None = None  # what ended the loop
         self._no_room = False  # the last time that requests were to join, one of them found no room
 
     def submit(self, waiting: Waiting, *, block: bool) -> None:
@@ -46,16 +47,21 @@ class Scheduler:
 
         Requests that free slots can take in the next round do not count as waiting; none can while one finds no room.
 
-        Raises Closed once the scheduler is closed, also for those who wait for room.
+        Whoever is cancelled or out of time waits no longer for room. Raises Closed once the scheduler is closed and
+        InternalError once the loop has died, also for those who wait for room.
         """
         with self._changed:
             while self._closed or len(self._waiting) - self._joining() >= self.queue_limit:
+                if self._death is not None:
+                    raise InternalError(f"the loop has ended ({named(self._death)}); open the bundle again")
                 if self._closed:
                     raise Closed("this runtime was closed; open the bundle again")
+                if waiting.request.interrupted(time.monotonic()):
+                    break  # needs no room: it leaves the queue at once, and is told why
                 if not block:
                     self._displace(waiting.request)
                     break
-                self._changed.wait()
+                self._changed.wait(_seconds_until(waiting.request.deadline))
             self._waiting.append(waiting)
             self._changed.notify_all()
         waiting.enforcement.add_done_callback(lambda _: self.wake())
@@ -79,7 +85,7 @@ class Scheduler:
         for waiting in self._called:
             try:
                 running = slots.join(waiting)  # takes it out of the queue, see join
-            except Exception as error:
+            except BaseException as error:  # it is this request's, whatever it is
                 failed = waiting.request, error
                 break
             if running is None:
@@ -103,6 +109,9 @@ class Scheduler:
             found = [(waiting, waiting.dropped(now)) for waiting in self._waiting]
             self._waiting = [waiting for waiting, dropped in found if dropped is None]
             self._changed.notify_all()
+        for waiting, dropped in found:
+            if dropped is not None:
+                waiting.enforcement.cancel()  # a grammar that nobody waits for is not begun
         return displaced + [dropped for _, dropped in found if dropped is not None]
 
     def close(self) -> None:
@@ -112,6 +121,14 @@ class Scheduler:
             self._changed.notify_all()
             for request in (*(waiting.request for waiting in self._waiting), *self._taken.values()):
                 request.cancel()
+
+    def die(self, error: BaseException) -> list[Request]:
+        """Take no more requests, because of ``error``, and give up the queue: who was in it is returned."""
+        with self._changed:
+            self._closed, self._death = True, error
+            waiting, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        return [each.request for each in waiting]
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""
@@ -148,7 +165,7 @@ class Scheduler:
                 if any(each.enforcement.done() or each.request.interrupted(now) for each in self._waiting):
                     return True
                 deadlines = [each.request.deadline for each in self._waiting if each.request.deadline is not None]
-                self._changed.wait(min(min(deadlines) - now, threading.TIMEOUT_MAX) if deadlines else None)
+                self._changed.wait(_seconds_until(min(deadlines, default=None)))
             return True
 
     def _joining(self) -> int:
@@ -168,3 +185,8 @@ class Scheduler:
 
     def _remove(self, request: Request) -> None:
         self._waiting = [waiting for waiting in self._waiting if waiting.request is not request]
+
+
+def _seconds_until(deadline: float | None) -> float | None:
+    """How long to wait for ``deadline``, in seconds; None: for ever."""
+    return None if deadline is None else max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))

@@ -41,7 +41,7 @@ class Waiting:
         failure = self.enforcement.exception() if self.enforcement.done() else None
         if reason is None and failure is None:
             return None
-        return Dropped(self.request, reason or "error", failure if isinstance(failure, Exception) else None)
+        return Dropped(self.request, reason or "error", failure)
 
 
 class Dropped(NamedTuple):
@@ -49,4 +49,4 @@ class Dropped(NamedTuple):
 
     request: Request
     reason: str
-    failure: Exception | None
+    failure: BaseException | None

@@ -1,7 +1,9 @@
 """What the host does with a round that came back: its tokens become text, requests end, and all of it is counted."""
 
+import logging
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.metrics import Metrics
@@ -13,6 +15,8 @@ from tandemrt.runtime.requests.text import Delta
 from tandemrt.runtime.requests.waiting import Dropped
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.round import Verified
+
+log = logging.getLogger(__name__)
 
 
 class Committer:
@@ -29,45 +33,50 @@ class Committer:
         tokens = self._buffers.tokens.host_view(batch, window + 1).tolist()
         counts = self._buffers.count.host_view(batch).tolist()
         for slot, running in verified.round.rows.items():
-            if running.finished:  # cancelled since
-                continue
-            emitted = tokens[slot][: counts[slot]]
-            try:
-                accepted = running.commit(emitted, verified.usable[slot])
-            except Exception as error:
-                self.end(running, "error", failure=error)
-                continue
-            self._metrics.emitted += len(emitted)
-            self._keep(running, accepted)
-            if running.request.output is not None:
-                self._leave(running)
-            elif not emitted:
-                rule = "the target's logits are not finite at this token; check the engine's dtype"
-                self.end(running, "error", failure=InternalError(rule))
-            else:
-                running.tell()
+            if not running.finished:  # cancelled since
+                self._take(running, tokens[slot][: counts[slot]], verified.usable[slot])
 
-    def end(self, running: Running, reason: str, failure: Exception | None = None) -> None:
-        """End a request from outside of its text and free its slot."""
-        self._keep(running, running.finish(reason, failure))
-        self._leave(running)
+    def end(self, running: Running, reason: str, failure: BaseException | None = None) -> None:
+        """End a request and free its slot, whatever raises on the way: the one way out of a slot. Raises nothing.
+
+        One whose text has finished keeps its end. What can still raise then (a slot that cannot be emptied) is logged:
+        it takes nothing from a finished text, and nothing from those in the other slots.
+        """
+        request = running.request
+        try:
+            with ExitStack() as always:  # who is added last comes first; each comes, whatever the others raise
+                always.callback(self._tell, request)  # without a text, where that is what raises
+                always.callback(running.tell)
+                always.callback(self._count, request)
+                always.callback(self._slots.leave, running.slot)
+                self._keep(running, running.finish(reason, failure))
+                self._metrics.forced_ends += running.forced_ends
+                self._metrics.boundaries_inside += running.boundaries_inside
+        except BaseException:
+            log.exception("a request ended (%s), and something failed with its end", request.finish_reason)
 
     def drop(self, dropped: Dropped) -> None:
         """End a request that has left the queue and has no slot."""
         request = dropped.request
         request.end(dropped.reason, failure=dropped.failure)
         self._count(request)
-        request.tell(StreamOutput(Delta(), [], request.output))
+        self._tell(request)
 
-    def _leave(self, running: Running) -> None:
-        """The way out of a slot for everybody who has finished: whatever raises, it is counted and told."""
+    def _take(self, running: Running, emitted: list[int], drafted: int) -> None:
+        """Take one request forward. What raises here is its own, and ends it alone."""
         try:
-            self._slots.leave(running.slot)
-        finally:
-            self._count(running.request)
-            self._metrics.forced_ends += running.forced_ends
-            self._metrics.boundaries_inside += running.boundaries_inside
-            running.tell()
+            accepted = running.commit(emitted, drafted)
+            self._metrics.emitted += len(emitted)
+            self._keep(running, accepted)
+            if not running.finished and not emitted:
+                raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
+            if not running.finished:
+                running.tell()
+                return
+        except BaseException as error:
+            self.end(running, "error", error)
+        else:
+            self.end(running, "")
 
     def _keep(self, running: Running, accepted: Iterable[int]) -> None:
         """Count tokens that became text, how long they took, and what was ``accepted`` of each of their windows."""
@@ -86,6 +95,9 @@ class Committer:
         for _ in range(count):
             self._metrics.inter_token_seconds.observe((now - since) / count)
         running.newest = now
+
+    def _tell(self, request: Request) -> None:
+        request.tell(StreamOutput(Delta(), [], request.output))
 
     def _count(self, request: Request) -> None:
         reason = request.finish_reason or ""

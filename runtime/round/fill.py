@@ -39,7 +39,7 @@ class Filler:
                 try:
                     lengths[slot] = usable[slot] = self._fill_one(rows[slot], drafts[slot], first)
                     continue
-                except Exception as error:
+                except BaseException as error:  # it is this request's, whatever it is
                     self._committer.end(rows[slot], "error", failure=error)
             for row in range(first, first + window + 1):
                 self._masks.share(row, NOTHING)

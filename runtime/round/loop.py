@@ -16,7 +16,6 @@ verification decided is acted on by the device at once (SlotState.advance) and b
 that turns out to be finished leaves its last rows to be masked out, which emits nothing.
 """
 
-import logging
 import time
 
 from tandemrt.runtime.caches.kv_cache import Room
@@ -34,8 +33,6 @@ from tandemrt.runtime.round.stages import Stages
 from tandemrt.runtime.round.tandem import Tandem
 from tandemrt.runtime.round.timeline import Timeline
 from tandemrt.runtime.round.windows import Windows
-
-log = logging.getLogger(__name__)
 
 
 class Loop:
@@ -117,14 +114,20 @@ class Loop:
         run.score(this)
         return run.verify(this, draft_probs, usable)
 
-    def fail(self, error: Exception) -> None:
-        """End every request in a slot: an engine failed, so none of them can go on."""
+    def fail(self, error: BaseException) -> bool:
+        """End every request in a slot: an engine failed, so none of them can go on. False if nobody was there."""
         self._last = None
-        for running in self.slots:
-            try:
-                self._committer.end(running, "error", failure=error)
-            except Exception:  # a device that is gone refuses this as well
-                log.exception("slot %d could not be emptied", running.slot)
+        ended = list(self.slots)
+        for running in ended:
+            self._committer.end(running, "error", failure=error)
+        return bool(ended)
+
+    def die(self, error: BaseException) -> None:
+        """End every request, also those in the queue, and take no more: ``error`` is nobody's, so it is everybody's."""
+        waiting = self.scheduler.die(error)
+        self.fail(error)
+        for request in waiting:
+            self._committer.drop(Dropped(request, "error", error))
 
     def _leave(self) -> None:
         """Requests that were cancelled or ran out of time leave, from the slots and from the queue."""
@@ -145,5 +148,4 @@ class Loop:
             if failed is not None:
                 request, error = failed
                 self._committer.drop(Dropped(request, "error", error))
-                raise error  # what cannot take a request in may be a device that is gone
             self.prompts.prefill(self.slots)

@@ -2,13 +2,15 @@
 
 import gc
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
 import torch
 
-from tandemrt.engines.errors import Closed, InternalError
+from tandemrt.engines.errors import BadRequest, Closed, InternalError
+from tandemrt.runtime import leaving
 from tandemrt.runtime.requests.waiting import Waiting
 from tandemrt.runtime.round.loop import Loop
 
@@ -16,12 +18,13 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Runs rounds while there is work. Started by the first request, stopped by ``close``."""
+    """Runs rounds while there is work. Started by the first request, stopped by ``close`` or ``ask_to_close``."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop: Loop | None = loop  # None once closed
         self._scheduler = loop.scheduler
         self._thread: threading.Thread | None = None
+        self._process = 0  # whose thread it is
         self._starting = threading.Lock()
         self._closing = threading.Lock()
 
@@ -32,8 +35,21 @@ class Worker:
             raise Closed("this runtime was closed; open the bundle again")
         return self._loop
 
+    def require_here(self, *, waits: bool) -> None:
+        """Raise Closed in a forked child, and BadRequest if the caller ``waits`` in the loop's own thread."""
+        if self._elsewhere:
+            raise Closed(
+                f"this runtime runs in process {self._process} and its fork {os.getpid()} has none of its threads; "
+                "open the bundle again in the child"
+            )
+        if waits and self._thread is threading.current_thread():
+            raise BadRequest(
+                "generate: must not be called by a listener, in the loop's own thread, which would wait for itself; "
+                "use submit, or call it from another thread"
+            )
+
     def submit(self, waiting: Waiting, *, block: bool) -> None:
-        """Queue a request. Raises QueueFull unless ``block``, and Closed once closed."""
+        """Queue a request. Raises QueueFull unless ``block``, Closed once closed, InternalError once the loop died."""
         self._start()  # before the request is queued: whoever closes must find the thread to wait for
         self._scheduler.submit(waiting, block=block)
 
@@ -50,10 +66,11 @@ class Worker:
     def close(self) -> None:
         """Cancel what is running or waiting, stop the thread and let go of the loop. Safe to call twice.
 
-        The memory of engines, caches and buffers comes back now, unless somebody else holds the loop.
+        The memory of engines, caches and buffers comes back now, unless somebody else holds the loop. Called by a
+        listener, in the loop's own thread, it asks and does not wait; a forked child has nothing to close.
         """
-        self._scheduler.close()
-        if self._thread is threading.current_thread():
+        self.ask_to_close()
+        if self._elsewhere or self._thread is threading.current_thread():
             return
         with self._closing:
             if self._loop is None:
@@ -65,27 +82,52 @@ class Worker:
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
+    def ask_to_close(self) -> None:
+        """Cancel what is running or waiting; the thread stops by itself. Waits for nobody."""
+        if not self._elsewhere:
+            self._scheduler.close()
+
+    @property
+    def _elsewhere(self) -> bool:
+        return self._thread is not None and self._process != os.getpid()
+
     def _start(self, work: Callable[[], None] = lambda: None, done: "Future[None] | None" = None) -> bool:
         """Start the loop's thread; False if it was there."""
         with self._starting:
             if self._thread is not None:
                 return False
             arguments = (self.loop, work, done or Future())
-            self._thread = threading.Thread(target=_run, args=arguments, name="tandemrt-loop", daemon=True)
-            self._thread.start()
+            # A daemon, so that the interpreter may end while it runs; it is waited for then, see leaving.py.
+            thread = threading.Thread(target=_run, args=arguments, name="tandemrt-loop", daemon=True)
+            leaving.wait_for(thread, self._scheduler.close)
+            self._thread, self._process = thread, os.getpid()
+            thread.start()
             return True
 
 
+def advance(loop: Loop) -> None:
+    """One step. What fails a round ends the requests in slots; it passes on if there are none, and it is nobody's."""
+    try:
+        loop.step()
+    except BaseException as error:
+        log.exception("a round failed; its requests end with an error")
+        if not loop.fail(error):
+            raise
+
+
 def _run(loop: Loop, work: Callable[[], None], done: "Future[None]") -> None:
-    with loop.clock.active():
-        try:
-            work()
-            done.set_result(None)
-        except BaseException as error:  # whoever waits must hear of any
-            done.set_exception(error)
-        while loop.scheduler.wait_for_work():
+    """Rounds until the scheduler is closed. What is nobody's ends the loop, and with it everybody."""
+    try:
+        with loop.clock.active():
             try:
-                loop.step()
-            except Exception as error:
-                log.exception("a round failed; its requests end with an error")
-                loop.fail(error)
+                work()
+                done.set_result(None)
+            except BaseException as error:  # whoever waits must hear of any
+                done.set_exception(error)
+            while loop.scheduler.wait_for_work():
+                advance(loop)
+    except BaseException as error:
+        log.critical("the loop has ended; all of its requests end with an error", exc_info=True)
+        loop.die(error)
+        if not done.done():
+            done.set_exception(error)

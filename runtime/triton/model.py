@@ -54,7 +54,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 self._take(request, sender)
-            except Exception as error:
+            except BaseException as error:  # a request without an answer would keep the server waiting
                 if not isinstance(error, TandemError):
                     pb_utils.Logger.log_error(f"a request failed before it was queued: {error!r}")
                 refuse(sender, error)

@@ -12,7 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from tandemrt.engines import serving
-from tandemrt.engines.errors import BadRequest, QueueFull, TandemError
+from tandemrt.engines.errors import BadRequest, QueueFull, TandemError, named
 from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.request import Request
@@ -48,7 +48,7 @@ class Outbox:
         while (reply := self._replies.get()) is not None:
             try:
                 reply.send()
-            except Exception as error:
+            except BaseException as error:  # the responses of others need this thread
                 log.exception("a response could not be sent; its request is cancelled")
                 reply.give_up(error)
 
@@ -108,7 +108,7 @@ class Reply:
         elif (text or reasoning) and not self.done:
             self._respond(self._piece(text, reasoning, self._tokens), final=False)
 
-    def give_up(self, error: Exception) -> None:
+    def give_up(self, error: BaseException) -> None:
         """End a request whose responses cannot be sent: a client that still listens is told why."""
         self.request.cancel()
         with self._final:
@@ -116,7 +116,7 @@ class Reply:
             if sender is not None:
                 try:
                     refuse(sender, error)
-                except Exception:  # the server has closed the way back, the final response with it
+                except BaseException:  # the server has closed the way back, the final response with it
                     log.exception("a request could not be told that it failed")
 
     def _finish(self, text: str, reasoning: str, output: RequestOutput) -> None:
@@ -151,7 +151,7 @@ class Reply:
         self._sender.send(pb_utils.InferenceResponse(output_tensors=tensors), flags=flags)
 
 
-def refuse(sender: Any, error: Exception) -> None:
+def refuse(sender: Any, error: BaseException) -> None:
     """Answer with an error, under the code Triton's clients know for it, as the only or the last response."""
     code = pb_utils.TritonError.INTERNAL
     if isinstance(error, BadRequest):
@@ -160,7 +160,7 @@ def refuse(sender: Any, error: Exception) -> None:
         code = pb_utils.TritonError.UNAVAILABLE
     elif isinstance(error, Cancelled):
         code = pb_utils.TritonError.CANCELLED
-    message = str(error) if isinstance(error, TandemError) else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, TandemError) else named(error)
     response = pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
@@ -173,7 +173,7 @@ class Cancelled(TandemError):
     """The client cancelled the request."""
 
 
-def _failure(output: RequestOutput, failure: Exception | None) -> Exception | None:
+def _failure(output: RequestOutput, failure: BaseException | None) -> BaseException | None:
     if failure is not None:
         return failure
     if output.finish_reason == "cancelled":

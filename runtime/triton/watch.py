@@ -53,6 +53,9 @@ class Watch:
                 self._open = moved + rest + asked
             start = time.perf_counter()
             for reply in moved + asked:
-                if reply.abandoned():
-                    self._llm.cancel(reply.request)
+                try:
+                    if reply.abandoned():
+                        self._llm.cancel(reply.request)
+                except BaseException:  # the clients of others need this thread
+                    log.exception("a client could not be asked about; its request goes on")
             time.sleep(max(_INTERVAL_S, time.perf_counter() - start))  # half of the time at most

@@ -100,6 +100,7 @@ class SchedulerModel(RuleBasedStateMachine):
         gone = [r for r in self.queue if r in self.cancelled or self.failed(r)]
         self.queue = [r for r in self.queue if r not in gone]
         dropped = self.scheduler.drop_waiting(time.monotonic())
+        self.compiling = [each for each in self.compiling if not each.cancelled()]  # nobody waits for them
         assert [each.request for each in dropped] == [waiting.request for waiting in gone]
         assert [each.reason for each in dropped] == ["cancelled" if r in self.cancelled else "error" for r in gone]
 

@@ -6,6 +6,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import Any
 
@@ -194,6 +195,7 @@ def test_a_slow_compilation_fails_its_own_request_in_time_and_nobody_else(librar
     grammars = library(timeout_s=0.15)
     held = Held(grammars)
     slow = grammars.compile(SLOWLY)
+    assert eventually(lambda: held.begun)
     assert takes(grammars.compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S), "a")
     assert [alarm.interval for alarm in alarms] == [0.15, 0.15]
     alarms.ring(0)
@@ -207,7 +209,9 @@ def test_a_slow_compilation_fails_its_own_request_in_time_and_nobody_else(librar
 def test_an_impatient_request_takes_the_grammar_from_nobody_who_waits_for_the_same(library, alarms):
     grammars = library()
     held = Held(grammars)
-    impatient, patient = grammars.compile(SLOWLY), grammars.compile(SLOWLY)
+    impatient = grammars.compile(SLOWLY)
+    assert eventually(lambda: held.begun)
+    patient = grammars.compile(SLOWLY)
     alarms.ring(0)
     held.let_go()
     with pytest.raises(BadRequest, match="took longer"):
@@ -221,14 +225,55 @@ def test_a_compilation_nobody_waits_for_any_more_is_not_begun(library, alarms):
     left = [grammars.compile(SLOWLY), grammars.compile(StructuredOutputs(regex="b"))]
     assert eventually(lambda: len(held.begun) == 1)
     alarms.ring(0)
-    alarms.ring(1)
-    for future in left:
-        with pytest.raises(BadRequest, match="took longer"):
-            future.result(timeout=PATIENCE_S)
+    with pytest.raises(BadRequest, match="took longer"):
+        left[0].result(timeout=PATIENCE_S)
+    grammars.abandon(left[1])
     held.let_go()
     assert takes(grammars.compile(StructuredOutputs(regex="c")).result(timeout=PATIENCE_S), "c")
     assert [kind for kind, _ in held.begun] == ["json", "regex"]
     assert held.begun[1][1] == "c", "the one behind the slow one was never begun"
+
+
+def test_waiting_for_a_worker_is_no_compiling(library, alarms):
+    """Two slow grammars do not make a trivial one of somebody else fail with "took longer"."""
+    grammars = library(workers=1)
+    held = Held(grammars)
+    slow, trivial = grammars.compile(SLOWLY), grammars.compile(StructuredOutputs(regex="a"))
+    assert eventually(lambda: held.begun)
+    assert len(alarms) == 1, "the time of one that waits does not run"
+    alarms.ring(0)
+    with pytest.raises(BadRequest, match="took longer"):
+        slow.result(timeout=PATIENCE_S)
+    assert not trivial.done()
+    held.let_go()
+    assert takes(trivial.result(timeout=PATIENCE_S), "a")
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit, KeyboardInterrupt, CancelledError, GeneratorExit])
+def test_whatever_the_compiler_raises_is_heard_and_the_next_request_begins_again(library, monkeypatch, kind):
+    grammars = library(workers=1)
+    compiler = grammars._compiler
+
+    def broken(*_, **__):
+        raise kind("a panic")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "compile", broken)
+        failed = grammars.compile(SLOWLY)
+        assert isinstance(failed.exception(timeout=PATIENCE_S), kind)
+    assert takes(grammars.compile(SLOWLY).result(timeout=PATIENCE_S), "5")
+
+
+def test_who_waits_for_a_grammar_that_has_not_begun_hears_that_the_library_closed(library):
+    grammars = library(workers=1)
+    held = Held(grammars)
+    begun, queued = grammars.compile(SLOWLY), grammars.compile(StructuredOutputs(regex="a"))
+    assert eventually(lambda: held.begun)
+    grammars.close()
+    with pytest.raises(Closed, match="closed"):
+        queued.result(timeout=PATIENCE_S)
+    held.let_go()
+    assert takes(begun.result(timeout=PATIENCE_S), "5")
 
 
 def test_no_timer_outlives_its_compilation(library, alarms):

@@ -1,0 +1,272 @@
+"""The whole loop against a model of it: requests come, are cancelled and late, and anything raises anywhere.
+
+After every step each request is in the queue, in a slot, or has ended, was counted once and told once; a text is that
+of the request alone as far as it went; and an error is had by those alone whose fault it was.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from tandemrt import LLM, SamplingParams, StreamOutput
+from tandemrt.engines.calls import capacity
+from tandemrt.engines.contract import blocks_of
+from tandemrt.engines.errors import Closed, InternalError
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.runtime.caches.kv_cache import BlockTable
+from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.requests.text import Section, Transcript
+from tandemrt.runtime.round.tandem import Tandem
+from tandemrt.runtime.round.worker import advance
+from tests.engine.test_paged_rounds import PAGED
+from tests.makers import tiny_checkpoint, write_recipe
+from tests.waiting import Clock
+
+KINDS = [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
+OWN = {  # what raises here belongs to one request
+    "joining": (Running, "__init__"),
+    "fill": (Constraint, "fill"),
+    "commit": (Running, "commit"),
+    "spelling": (Section, "push"),
+    "last words": (Section, "finish"),
+    "telling": (Transcript, "take"),
+}
+ROUND = {"prefill": (Tandem, "prefill"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
+ROOM = 192  # tokens: three blocks, which four slots share
+PROMPTS = ["a", "the quick brown fox jumps over", "b c"]
+
+
+@dataclass(eq=False)
+class Asked:
+    prompt: str
+    length: int
+    cursed: bool  # its listener raises
+    heard: list[StreamOutput] = field(default_factory=list)
+    request: Request | None = None
+
+    def listen(self, item: StreamOutput) -> None:
+        self.heard.append(item)
+        if self.cursed:
+            raise SystemExit("the listener")
+
+
+class Faults:
+    """Raises once, where it is told to."""
+
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        self.armed: dict[str, BaseException] = {}
+        for place, (owner, name) in (OWN | ROUND).items():
+            self._guard(patched, place, owner, name)
+
+    def _guard(self, patched: pytest.MonkeyPatch, place: str, owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def guarded(*args: Any, **options: Any) -> Any:
+            if (error := self.armed.pop(place, None)) is not None:
+                raise error
+            return real(*args, **options)
+
+        patched.setattr(owner, name, guarded)
+
+
+class LoopModel(RuleBasedStateMachine):
+    bundle: Path
+    overlap: bool
+    alone: dict[str, list[int]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = ExitStack()
+        patched = self.end.enter_context(pytest.MonkeyPatch.context())
+        self.clock = Clock(patched)
+        self.clock.stopped = True
+        self.llm = self.end.enter_context(
+            LLM(self.bundle, device="cpu", threads=1, cache_tokens=ROOM, overlap=self.overlap)
+        )
+        self.loop = self.llm.loop
+        self.faults = Faults(patched)
+        self.asked: list[Asked] = []
+        self.failed = 0  # requests that may have ended with an error
+        self.closed = False
+        self.dead = False
+
+    @precondition(lambda self: not self.closed)
+    @rule(
+        prompt=st.sampled_from(PROMPTS),
+        length=st.integers(1, 25),
+        timeout_s=st.sampled_from([None, None, 5.0]),
+        cursed=st.sampled_from([False, False, False, True]),
+    )
+    def submit(self, prompt: str, length: int, timeout_s: float | None, cursed: bool) -> None:
+        if self.llm.waiting + self.llm.running >= 6:
+            return
+        asked = Asked(prompt, length, cursed)
+        params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, timeout_s=timeout_s)
+        waiting = self.llm._admission.admit(prompt, params, asked.listen)
+        asked.request = waiting.request
+        self.llm._scheduler.submit(waiting, block=False)
+        self.asked.append(asked)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        asked = data.draw(st.sampled_from(self.asked))
+        assert asked.request is not None
+        self.llm.cancel(asked.request)
+
+    @rule(seconds=st.sampled_from([1.0, 3.0]))
+    def time_goes_by(self, seconds: float) -> None:
+        self.clock.ahead += seconds
+
+    @rule(count=st.integers(1, 4))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            if self.llm.waiting or self.llm.running:
+                self.advance()
+
+    @precondition(lambda self: self.llm.waiting or self.llm.running)
+    @rule(
+        place=st.sampled_from([*OWN, *ROUND, "leaving", "nobody's"]),
+        kind=st.sampled_from(KINDS),
+        quiet=st.integers(0, 3),
+    )
+    def fault(self, place: str, kind: type[BaseException], quiet: int) -> None:
+        self.step(quiet)
+        before, seated = self.errors, {id(asked) for asked in self.asked if not asked.heard or not self.ended(asked)}
+        error = kind(f"broken: {place}")
+        if place in ("leaving", "nobody's"):
+            owner, name = (self.loop.drafter, "leave") if place == "leaving" else (self.loop.scheduler, "drop_waiting")
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(owner, name, lambda *_: (_ for _ in ()).throw(error))
+                self.failed += len(seated) if place == "nobody's" else 0
+                self.advance()
+            return
+        self.faults.armed[place] = error
+        self.failed += 1 if place in OWN else len(seated)
+        self.advance()
+        fired = place not in self.faults.armed
+        self.faults.armed.clear()
+        if place in OWN:
+            assert self.errors - before <= fired, "one fault, one error"
+        elif fired and self.llm.running:
+            raise AssertionError("an engine failed, and somebody is still in a slot")
+        for asked in self.asked:
+            output = self.output(asked)
+            if id(asked) in seated and output is not None and output.finish_reason == "error":
+                assert str(output.error) == f"{kind.__name__}: broken: {place}"
+
+    @precondition(lambda self: len(self.asked) > 4 and not self.closed)
+    @rule(really=st.sampled_from([False, False, True]))
+    def close(self, really: bool) -> None:
+        if really:
+            self.llm._scheduler.close()
+            self.closed = True
+
+    @precondition(lambda self: self.closed)
+    @rule()
+    def come_late(self) -> None:
+        with pytest.raises(InternalError if self.dead else Closed, match="open the bundle again"):
+            self.llm.generate("late")
+
+    @invariant()
+    def everybody_is_somewhere_and_told_once(self) -> None:
+        slots = {running.request for running in self.loop.slots}
+        assert len(slots) == len(self.loop.slots) == self.llm.running
+        queue = {waiting.request for waiting in self.llm._scheduler._waiting}
+        ended = [asked for asked in self.asked if self.ended(asked)]
+        assert slots | queue == {asked.request for asked in self.asked if not self.ended(asked)}
+        assert not slots & queue
+        room = self.loop.room
+        assert isinstance(room, BlockTable)
+        held = sum(blocks_of(capacity(request.length, self.loop.windows.largest)) for request in slots)
+        assert room.allocator.available == blocks_of(room.tokens) - held
+        assert sum(self.llm.metrics.finished.values()) == len(ended)
+        assert self.errors <= self.failed
+        for asked in self.asked:
+            assert [item.output is not None for item in asked.heard[:-1]] == [False] * (len(asked.heard) - 1)
+            told = [token for item in asked.heard for token in item.token_ids]
+            assert told == self.alone[asked.prompt][: len(told)]
+            output = self.output(asked)
+            if output is None:
+                continue
+            if output.finish_reason == "length":
+                assert told == output.token_ids == self.alone[asked.prompt][: asked.length]
+            else:
+                assert output.finish_reason in ("error", "cancelled", "timeout")
+
+    def teardown(self) -> None:
+        for _ in range(300):
+            if not (self.llm.waiting or self.llm.running):
+                break
+            self.advance()
+        assert all(self.ended(asked) for asked in self.asked), "nobody waits for ever"
+        self.everybody_is_somewhere_and_told_once()
+        self.end.close()
+
+    def advance(self) -> None:
+        """What the loop's thread does, by hand."""
+        with self.loop.clock.active():
+            try:
+                advance(self.loop)
+            except BaseException as error:
+                self.loop.die(error)
+                self.closed = self.dead = True
+
+    @property
+    def errors(self) -> int:
+        outputs = [self.output(asked) for asked in self.asked]
+        return sum(output is not None and output.finish_reason == "error" for output in outputs)
+
+    def ended(self, asked: Asked) -> bool:
+        assert asked.request is not None
+        assert asked.request.finished == (self.output(asked) is not None), "who has ended is told at once"
+        return asked.request.finished
+
+    @staticmethod
+    def output(asked: Asked) -> Any:
+        return asked.heard[-1].output if asked.heard else None
+
+
+@pytest.fixture(scope="module")
+def paged_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("paged")
+    target = tiny_checkpoint(folder / "target", seed=1, head_dim=32)
+    draft = tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=32)
+    recipe = write_recipe(folder / "paged.toml", target=target, draft=draft, window=8, backend=PAGED)
+    return build(Recipe.load(recipe), folder / "bundle").folder
+
+
+@pytest.fixture(scope="module")
+def alone(paged_bundle: Path) -> Iterator[dict[str, list[int]]]:
+    with LLM(paged_bundle, device="cpu", threads=1) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True)
+        yield {prompt: llm.generate(prompt, params).token_ids for prompt in PROMPTS}
+
+
+@pytest.mark.parametrize("overlapping", [True, False], ids=["overlap", "lockstep"])
+def test_nobody_waits_for_ever_whatever_raises(
+    paged_bundle: Path, alone: dict[str, list[int]], overlapping: bool
+) -> None:
+    class Model(LoopModel):
+        bundle, overlap = paged_bundle, overlapping
+
+    Model.alone = alone
+    quick = settings(
+        max_examples=12,
+        stateful_step_count=20,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+    run_state_machine_as_test(Model, settings=quick)

@@ -1,0 +1,262 @@
+"""Whatever raises, wherever: the request that it belongs to ends with an error, and nobody waits for ever."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
+from tandemrt.engines.errors import BadRequest, InternalError
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.requests.text import Section, Transcript
+from tests.waiting import PATIENCE_S, eventually
+
+
+class Panic(BaseException):
+    """What a Rust extension raises when it panics: no Exception."""
+
+
+KINDS = [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, Panic]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_bundle: Path) -> Iterator[LLM]:
+    with LLM(tiny_bundle, threads=1) as opened:
+        yield opened
+
+
+def endless(**params: Any) -> SamplingParams:
+    """A request that runs to the engine's length."""
+    return SamplingParams(**({"temperature": 1.0, "seed": 1, "ignore_eos": True} | params))
+
+
+def sent(llm: LLM, prompt: str, params: SamplingParams) -> "Future[RequestOutput]":
+    """The request's end, which a second one would break."""
+    done: Future[RequestOutput] = Future()
+
+    def listen(item: StreamOutput) -> None:
+        if item.output is not None:
+            done.set_result(item.output)
+
+    llm.submit(prompt, params, listen)
+    return done
+
+
+def in_order(llm: LLM) -> bool:
+    return (llm.running, llm.waiting, len(llm.loop.slots)) == (0, 0, 0)
+
+
+def breaks(patched: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..., bool], error: BaseException) -> None:
+    """Let ``owner.name`` raise ``error`` where ``when`` says so."""
+    real = getattr(owner, name)
+
+    def raising(*args: Any, **options: Any) -> Any:
+        if when(*args):
+            raise error
+        return real(*args, **options)
+
+    patched.setattr(owner, name, raising)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["commit", "spelling", "last words", "joining", "telling"])
+def test_what_a_request_raises_ends_it_alone(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, place: str, kind: type[BaseException]
+) -> None:
+    limits = (12, 13, 14)
+    expected = llm.generate(["a", "b", "c"], [endless(max_tokens=n) for n in limits])
+    before = llm.metrics.copy()
+    bad: set[int] = set()
+
+    def joined(running: Running) -> None:
+        if running.request.max_tokens == 13:
+            bad.update({id(running), id(running._transcript), *map(id, running._transcript._sections.values())})
+            if place == "joining":
+                raise kind("broken")
+
+    real = Running.__init__
+
+    def begin(self: Running, *args: Any) -> None:
+        real(self, *args)
+        joined(self)
+
+    monkeypatch.setattr(Running, "__init__", begin)
+    where = {
+        "commit": (Running, "commit"),
+        "spelling": (Section, "push"),
+        "last words": (Section, "finish"),
+        "telling": (Transcript, "take"),
+    }
+    if place in where:
+        breaks(monkeypatch, *where[place], lambda self, *_: id(self) in bad, kind("broken"))
+    futures = [sent(llm, prompt, endless(max_tokens=n)) for prompt, n in zip("abc", limits, strict=True)]
+    outputs = [future.result(PATIENCE_S) for future in futures]
+    assert [output.token_ids for output in (outputs[0], outputs[2])] == [expected[i].token_ids for i in (0, 2)], (
+        "neighbours keep their texts"
+    )
+    assert outputs[1].finish_reason == "error"
+    assert str(outputs[1].error) == f"{kind.__name__}: broken"
+    assert {reason: n for reason, n in llm.metrics.since(before).finished.items() if n} == {"length": 2, "error": 1}
+    assert eventually(lambda: in_order(llm))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_that_raises_anything_ends_those_whose_round_it_was_and_later_ones_run(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    expected = llm.generate("c", endless(max_tokens=9))
+    calls: list[Any] = []
+    with monkeypatch.context() as patched:
+        breaks(patched, llm.loop.tandem, "score", lambda this: calls.append(this) or len(calls) == 2, kind("gone"))
+        futures = [sent(llm, prompt, endless(max_tokens=20)) for prompt in "ab"]
+        assert eventually(lambda: any(future.done() for future in futures))
+        errors = [future.result(PATIENCE_S).error for future in futures]
+    assert f"{kind.__name__}: gone" in errors
+    assert eventually(lambda: in_order(llm))
+    assert llm.generate("c", endless(max_tokens=9)).token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slot_that_cannot_be_emptied_keeps_nobody_waiting(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = llm.generate(["a", "b"], [endless(max_tokens=n) for n in (5, 20)])
+    before = llm.metrics.copy()
+    first = []
+    with monkeypatch.context() as patched:
+        breaks(patched, llm.loop.drafter, "leave", lambda slot: not first and not first.append(slot), kind("stuck"))
+        futures = [sent(llm, prompt, endless(max_tokens=n)) for prompt, n in (("a", 5), ("b", 20))]
+        outputs = [future.result(PATIENCE_S) for future in futures]
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    assert {reason: n for reason, n in llm.metrics.since(before).finished.items() if n} == {"length": 2}
+    assert "stuck" in caplog.text
+    assert eventually(lambda: in_order(llm))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_listener_may_raise_anything(llm: LLM, kind: type[BaseException]) -> None:
+    expected = llm.generate("b", endless(max_tokens=30)).token_ids
+    heard = []
+
+    def broken(item: StreamOutput) -> None:
+        heard.append(item)
+        raise kind("not my day")
+
+    llm.submit("a", endless(), broken)
+    assert sent(llm, "b", endless(max_tokens=30)).result(PATIENCE_S).token_ids == expected
+    assert eventually(lambda: heard[-1].finish_reason == "cancelled")
+    assert [item.output is not None for item in heard] == [False] * (len(heard) - 1) + [True]
+    assert eventually(lambda: in_order(llm))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_that_dies_tells_everybody_who_waits_or_comes_later(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(tiny_bundle, threads=1, queue_limit=1) as llm:
+        score, inside, go_on = llm.loop.tandem.score, threading.Event(), threading.Event()
+
+        def wait(this: Any) -> None:
+            inside.set()
+            go_on.wait(PATIENCE_S)
+            score(this)
+
+        monkeypatch.setattr(llm.loop.tandem, "score", wait)
+        seated = [sent(llm, "seated", endless())]
+        assert inside.wait(PATIENCE_S)
+        seated += [sent(llm, "seated", endless()) for _ in range(3)]
+        queued = sent(llm, "queued", endless())
+        failed: Future[Exception] = Future()
+
+        def ask() -> None:
+            with pytest.raises(InternalError) as caught:
+                llm.generate("waits for room in the queue", endless())
+            failed.set_result(caught.value)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        breaks(monkeypatch, llm.loop.scheduler, "wait_for_work", lambda: True, kind("the end"))
+        go_on.set()
+        for future in (*seated, queued):
+            assert future.result(PATIENCE_S).error == f"{kind.__name__}: the end"
+        assert f"{kind.__name__}: the end" in str(failed.result(PATIENCE_S))
+        asking.join()
+        with pytest.raises(InternalError, match=f"the loop has ended .{kind.__name__}: the end"):
+            llm.generate("later", endless())
+        assert llm.metrics.finished == {"error": 5}
+        assert "the loop has ended" in caplog.text
+
+
+def test_a_listener_may_close_and_send_but_not_generate(tiny_bundle: Path) -> None:
+    llm = LLM(tiny_bundle, threads=1)
+    refused: Future[Exception] = Future()
+
+    def listen(item: StreamOutput) -> None:
+        if item.output is None:
+            return
+        try:
+            llm.generate("inside", endless(max_tokens=2))
+        except BadRequest as error:
+            llm.close()
+            refused.set_result(error)
+
+    llm.submit("outside", endless(max_tokens=2), listen)
+    assert "must not be called by a listener" in str(refused.result(PATIENCE_S))
+    llm.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_is_told_to_open_its_own(llm: LLM) -> None:
+    llm.generate("before", endless(max_tokens=2))
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            with llm:
+                llm.generate("in the child", endless(max_tokens=2))
+        except BaseException as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        assert "open the bundle again in the child" in said.read()
+    os.waitpid(child, 0)
+    assert len(llm.generate("behind", endless(max_tokens=2)).token_ids) == 2
+
+
+def test_a_deadline_holds_while_a_request_waits_for_room_in_the_queue(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(tiny_bundle, threads=1, queue_limit=1) as llm:
+        score, inside, go_on = llm.loop.tandem.score, threading.Event(), threading.Event()
+
+        def wait(this: Any) -> None:
+            inside.set()
+            go_on.wait(PATIENCE_S)
+            score(this)
+
+        monkeypatch.setattr(llm.loop.tandem, "score", wait)
+        others = [sent(llm, "seated", endless())]
+        assert inside.wait(PATIENCE_S)
+        others += [sent(llm, "seated or queued", endless()) for _ in range(4)]
+        queued = threading.Event()
+        submit = llm._scheduler.submit
+
+        def note(waiting: Any, *, block: bool) -> None:
+            submit(waiting, block=block)
+            queued.set()
+
+        monkeypatch.setattr(llm._scheduler, "submit", note)
+        asking = threading.Thread(target=lambda: outputs.append(llm.generate("late", endless(timeout_s=0.2))))
+        outputs: list[RequestOutput] = []
+        asking.start()
+        assert queued.wait(PATIENCE_S), "nobody has made room"
+        assert not any(other.done() for other in others)
+        go_on.set()
+        asking.join(PATIENCE_S)
+        assert [output.finish_reason for output in outputs] == ["timeout"]

@@ -1,0 +1,107 @@
+"""How processes end and LLMs are dropped while requests run or grammars compile: without an abort, without remains."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+
+from tandemrt import LLM, SamplingParams
+from tests.waiting import PATIENCE_S, eventually
+
+ENDLESS = SamplingParams(ignore_eos=True)
+BEGIN = """
+import os, signal, sys, threading, time
+from tandemrt import LLM, SamplingParams
+llm = LLM(sys.argv[1], threads=1)
+begun = threading.Event()
+def slowly(score=llm.loop.tandem.score):
+    def wait(this):
+        begun.set()
+        score(this)
+    return wait
+llm.loop.tandem.score = slowly()
+endless = SamplingParams(ignore_eos=True)
+def again(item):
+    if item.output is not None:
+        try:
+            llm.submit("again", endless, again)
+        except Exception:
+            pass
+for _ in range(3):
+    llm.submit("going on", endless, again)
+begun.wait()
+"""
+COMPILE = """
+import signal, os, sys, threading
+from tandemrt.runtime.grammars.grammar import GrammarCompiler
+real, compiling = GrammarCompiler.compile, threading.Event()
+def compile(self, *arguments, **options):
+    compiling.set()
+    return real(self, *arguments, **options)
+GrammarCompiler.compile = compile
+from tandemrt import LLM, SamplingParams
+llm = LLM(sys.argv[1], threads=1)
+many = {name: {"type": "string", "maxLength": 3000 + ord(name)} for name in "abc"}
+asked = SamplingParams(structured_outputs={"json": {"type": "object", "properties": many}})
+llm.submit("x", asked, lambda item: None)
+compiling.wait()
+"""
+INTERRUPTED = """
+def interrupt():
+    begun.wait()
+    for _ in range(2):
+        time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+with llm:
+    while True:
+        llm.generate(["one", "two"], endless)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        (BEGIN, 0),
+        (BEGIN + "raise ValueError('dies')", 1),
+        (BEGIN + "sys.exit(3)", 3),
+        (BEGIN + INTERRUPTED, -signal.SIGINT),
+        (COMPILE, 0),
+        (COMPILE + "raise ValueError('dies')", 1),
+        (COMPILE + "os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+    ],
+    ids=["ends", "dies", "exits", "is interrupted twice", "compiles", "dies compiling", "is interrupted compiling"],
+)
+def test_a_process_ends_without_an_abort(tiny_bundle: Path, script: str, code: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(tiny_bundle)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * PATIENCE_S,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert ended.returncode == code, ended.stderr
+    assert "terminate called" not in ended.stderr
+
+
+def test_an_llm_that_is_dropped_gives_its_thread_and_its_memory_back(tiny_bundle: Path) -> None:
+    before = set(threading.enumerate())
+    llm = LLM(tiny_bundle, threads=1)
+    llm.generate("used", SamplingParams(max_tokens=2, ignore_eos=True))
+    llm.submit("runs on", ENDLESS, lambda _: None)
+    engines = [weakref.ref(llm.loop), weakref.ref(llm.loop.tandem.buffers)]
+    del llm
+
+    def gone() -> bool:
+        gc.collect()
+        left = {thread for thread in set(threading.enumerate()) - before if thread.name == "tandemrt-loop"}
+        return not left and all(each() is None for each in engines)
+
+    assert eventually(gone)
