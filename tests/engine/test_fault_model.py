@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tandemrt import LLM, SamplingParams, StreamOutput
 from tandemrt.engines.calls import capacity
@@ -101,6 +108,11 @@ class LoopModel(RuleBasedStateMachine):
         self.closed = False
         self.dead = False
 
+    @initialize()
+    def begin(self) -> None:
+        for prompt in PROMPTS:
+            self.submit(prompt, 25, None, cursed=False)
+
     @precondition(lambda self: not self.closed)
     @rule(
         prompt=st.sampled_from(PROMPTS),
@@ -109,7 +121,7 @@ class LoopModel(RuleBasedStateMachine):
         cursed=st.sampled_from([False, False, False, True]),
     )
     def submit(self, prompt: str, length: int, timeout_s: float | None, cursed: bool) -> None:
-        if self.llm.waiting + self.llm.running >= 6:
+        if self.llm.waiting + self.llm.running >= 6 or self.closed:
             return
         asked = Asked(prompt, length, cursed)
         params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, timeout_s=timeout_s)
@@ -137,11 +149,11 @@ class LoopModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.llm.waiting or self.llm.running)
     @rule(
-        place=st.sampled_from([*OWN, *ROUND, "leaving", "nobody's"]),
+        place=st.sampled_from([*OWN, *OWN, *ROUND, "leaving", "nobody's"]),
         kind=st.sampled_from(KINDS),
         quiet=st.integers(0, 3),
     )
-    def fault(self, place: str, kind: type[BaseException], quiet: int) -> None:
+    def break_somewhere(self, place: str, kind: type[BaseException], quiet: int) -> None:
         self.step(quiet)
         before, seated = self.errors, {id(asked) for asked in self.asked if not asked.heard or not self.ended(asked)}
         error = kind(f"broken: {place}")
@@ -176,8 +188,9 @@ class LoopModel(RuleBasedStateMachine):
     @precondition(lambda self: self.closed)
     @rule()
     def come_late(self) -> None:
+        late = self.llm._admission.admit("late", SamplingParams(), lambda _: None)
         with pytest.raises(InternalError if self.dead else Closed, match="open the bundle again"):
-            self.llm.generate("late")
+            self.llm._scheduler.submit(late, block=True)  # by hand: the loop has no thread of its own here
 
     @invariant()
     def everybody_is_somewhere_and_told_once(self) -> None:
@@ -263,8 +276,8 @@ def test_nobody_waits_for_ever_whatever_raises(
 
     Model.alone = alone
     quick = settings(
-        max_examples=12,
-        stateful_step_count=20,
+        max_examples=8,
+        stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         derandomize=True,
