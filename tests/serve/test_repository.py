@@ -107,6 +107,7 @@ def _edit(old: str, new: str) -> Callable[[Path], None]:
         (_edit('name: "top_p"', 'name: "nucleus"'), "input top_p must be there"),
         (_edit("TYPE_UINT64", "TYPE_INT64"), "input seed must be as this version writes it"),
         (_edit('string_value: "3"', 'string_value: "7"'), "window must be at most the bundle's 4"),
+        (_edit('string_value: "3"', 'string_value: "5"'), "window must be at most the bundle's 4"),
         (_edit('key: "window"', 'key: "widnow"'), "unknown key 'widnow'"),
         (_edit(f'string_value: "{__version__}"', 'string_value: "9.9"'), "tandemrt_version must be"),
     ],
