@@ -66,6 +66,15 @@ def test_writing_again_replaces_its_own_model_and_nothing_else(bundle: Bundle, t
     assert {path.name for path in tmp_path.iterdir()} == {"demo", "other"}
 
 
+def test_a_python_model_that_somebody_else_wrote_is_not_replaced(bundle: Bundle, tmp_path: Path) -> None:
+    foreign = tmp_path / "demo" / "1" / "model.py"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("class TritonPythonModel: ...")
+    with pytest.raises(BadRepository, match="must be free or a model that this command wrote"):
+        write_model(bundle, tmp_path, name="demo")
+    assert foreign.read_text() == "class TritonPythonModel: ..."
+
+
 def test_a_model_is_not_linked_to_the_bundle_that_it_replaces(bundle: Bundle, tmp_path: Path) -> None:
     model = write_model(bundle, tmp_path, name="demo", copy=True)
     only = Bundle.open(model / "1/bundle")
