@@ -75,6 +75,15 @@ def test_writing_again_replaces_its_own_model_and_nothing_else(bundle: Bundle, t
     assert {path.name for path in tmp_path.iterdir()} == {"demo", "other"}
 
 
+def test_a_python_model_that_somebody_else_wrote_is_not_replaced(bundle: Bundle, tmp_path: Path) -> None:
+    foreign = tmp_path / "demo" / "1" / "model.py"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("class TritonPythonModel: ...")
+    with pytest.raises(BadRepository, match="must be free or a model that this command wrote"):
+        write_model(bundle, tmp_path, name="demo")
+    assert foreign.read_text() == "class TritonPythonModel: ..."
+
+
 def test_a_model_is_not_linked_to_the_bundle_that_it_replaces(bundle: Bundle, tmp_path: Path) -> None:
     model = write_model(bundle, tmp_path, name="demo", copy=True)
     only = Bundle.open(model / "1/bundle")
@@ -116,6 +125,7 @@ def _edit(old: str, new: str) -> Callable[[Path], None]:
         (_edit('name: "top_p"', 'name: "nucleus"'), "input top_p must be there"),
         (_edit("TYPE_UINT64", "TYPE_INT64"), "input seed must be as this version writes it"),
         (_edit('string_value: "3"', 'string_value: "7"'), "window must be at most the bundle's 4"),
+        (_edit('string_value: "3"', 'string_value: "5"'), "window must be at most the bundle's 4"),
         (_edit('key: "window"', 'key: "widnow"'), "unknown key 'widnow'"),
         (_edit(f'string_value: "{__version__}"', 'string_value: "9.9"'), "tandemrt_version must be"),
     ],
