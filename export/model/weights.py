@@ -72,10 +72,10 @@ class Weights:
         """Raise BadCheckpoint if the checkpoint holds a tensor that the graph did not use."""
         left = [n for n in self.checkpoint.tensors if n not in self._used and not _DERIVED.fullmatch(n)]
         if left:
-            shown = ", ".join(sorted(left)[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+            shown = clipped(", ".join(sorted(left)[:5])) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
             raise BadCheckpoint(
                 f"{self.checkpoint.folder}: {len(left)} tensor(s) have no place in the model that config.json "
-                f"describes: {clipped(shown)}; the config and the weights do not belong together, or the model "
+                f"describes: {shown}; the config and the weights do not belong together, or the model "
                 "has parts that the exporter does not implement"
             )
 

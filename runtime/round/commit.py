@@ -64,9 +64,9 @@ class Committer:
 
     def _take(self, running: Running, emitted: list[int], drafted: int) -> None:
         """Take one request forward. What raises here is its own, and ends it alone."""
+        self._metrics.emitted += len(emitted)
         try:
             accepted = running.commit(emitted, drafted)
-            self._metrics.emitted += len(emitted)
             self._keep(running, accepted)
             if not running.finished and not emitted:
                 raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
