@@ -5,7 +5,7 @@ from typing import Any
 # vLLM 0.24.0 on one H200: the same shape in bfloat16 with random weights, prompts of 1,000 tokens, temperature 0.7, 256
 # tokens after 32; a 1-layer EAGLE head of the same vocabulary, 4 drafted tokens, synthetic acceptance at a mean of 3.0
 # tokens a round. Milliseconds per round: (plain, speculated).
-PEER = {1: (4.97, 6.9), 8: (5.28, 7.5), 16: (5.66, 8.3), 32: (6.41, 9.6), 64: (7.84, 14.9)}
+PEER = {1: (4.88, 6.76), 8: (5.20, 7.50), 16: (5.54, 7.98), 32: (6.33, 9.41), 64: (7.74, 14.68)}
 _HEAD = (
     "batch",
     "window",
