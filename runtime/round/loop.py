@@ -16,6 +16,7 @@ verification decided is acted on by the device at once (SlotState.advance) and b
 that turns out to be finished leaves its last rows to be masked out, which emits nothing.
 """
 
+import logging
 import time
 
 from tandemrt.runtime.caches.kv_cache import Room
@@ -33,6 +34,8 @@ from tandemrt.runtime.round.stages import Stages
 from tandemrt.runtime.round.tandem import Tandem
 from tandemrt.runtime.round.timeline import Timeline
 from tandemrt.runtime.round.windows import Windows
+
+log = logging.getLogger(__name__)
 
 
 class Loop:
@@ -147,5 +150,6 @@ class Loop:
                 self.metrics.queue_seconds.observe(time.monotonic() - running.request.submitted)
             if failed is not None:
                 request, error = failed
+                log.error("a request could not join a slot, it ends with an error", exc_info=error)
                 self._committer.drop(Dropped(request, "error", error))
             self.prompts.prefill(self.slots)

@@ -199,7 +199,7 @@ def test_a_request_whose_memory_cannot_be_written_ends_with_an_error_and_later_o
     )
     assert [output.finish_reason for output in outputs] == ["error", "error", "length"]
     assert outputs[0].error == "RuntimeError: the device is gone"
-    assert "a round failed" in caplog.text
+    assert "a request could not join a slot" in caplog.text
     assert table(llm).allocator.available == table(llm).allocator.blocks - 1
 
 
