@@ -30,7 +30,7 @@ from rich.table import Table
 
 from tandemrt.runtime.llm import LLM
 from tools.soak.drive import PATIENCE_S, Driver, Reference
-from tools.soak.faults import HOLDING, KINDS, Faults, breaking_transcripts
+from tools.soak.faults import KINDS, Faults, breaking_transcripts
 from tools.soak.models import build_bundles
 from tools.soak.plans import draw_plans, draw_turn
 from tools.soak.served import served_wave, serving
@@ -77,7 +77,7 @@ def soak(
     requests: int | None,
     minutes: float | None,
     seed: int = 0,
-    faults: tuple[str, ...] = HOLDING,
+    faults: tuple[str, ...] = tuple(KINDS),
     distinct: int = DISTINCT,
     triton: bool = False,
     patience_s: float = PATIENCE_S,
@@ -141,7 +141,7 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="What is asked, and what happens to it.")] = 0,
     faults: Annotated[
         str, typer.Option(help=f"Kinds, with commas, of {', '.join(KINDS)}; none switches them off.")
-    ] = ",".join(HOLDING),
+    ] = ",".join(KINDS),
     triton: Annotated[bool, typer.Option("--triton", help="Send every wave to a Triton server as well.")] = False,
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds until a wave counts as stuck.")] = PATIENCE_S,
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,

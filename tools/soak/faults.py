@@ -12,9 +12,7 @@ from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.requests import admission
 from tandemrt.runtime.requests.text import Transcript
 
-HOLDING = ("engine", "listener", "detokeniser", "grammar", "compiler")
-"""Kinds that end exactly their own request (``engine``: those in the round), and are soaked unless others are named."""
-
+# Each ends exactly its own request; those of an engine end the ones in the round.
 KINDS = {
     "engine": "the next run of an engine raises",
     "listener": "the listener of a request raises",
