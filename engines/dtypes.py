@@ -18,8 +18,9 @@ TENSORRT = {
     "int32": "INT32",
     "bool": "BOOL",
 }  # the members of its DataType
-# Of a kernel's name, by the dtype it computes in. These are the dtypes a decoder may compute in, half of them halves.
+# Of a kernel's name, by the dtype it computes in.
 KERNEL_SUFFIX = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+COMPUTE = ("float32", "float16", "bfloat16")  # what a decoder may compute in
 HALF = ("float16", "bfloat16")
 
 

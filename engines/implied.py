@@ -2,10 +2,9 @@
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
+from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadBundle, clipped
 from tandemrt.engines.manifest import EngineName, Manifest
-
-_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def require_implied(manifest: Manifest) -> None:
@@ -14,8 +13,8 @@ def require_implied(manifest: Manifest) -> None:
     A signed manifest may say anything; what is allocated and bound by its contracts must be what rounds are made of.
     """
     for name, engine in manifest.engines.items():
-        if engine.dtype not in _DTYPES:
-            found = f"dtype must be one of {', '.join(_DTYPES)}; got {clipped(engine.dtype)}"
+        if engine.dtype not in COMPUTE:
+            found = f"dtype must be one of {', '.join(COMPUTE)}; got {clipped(engine.dtype)}"
         elif engine.contract == (implied := _implied(manifest, name)):
             continue
         else:

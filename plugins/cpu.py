@@ -1,6 +1,6 @@
 """Any operator on a CPU: its ONNX function in a session of onnxruntime, with its tensors bound in place."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -10,11 +10,10 @@ from tandemrt.engines.dtypes import ONNX
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.operators import SCHEMAS, Schema, T
 from tandemrt.plugins.functions.body import OPSET
-from tandemrt.plugins.launch import Context, Tensors
+from tandemrt.plugins.launch import Context, Function, Tensors
 from tandemrt.plugins.operators import DOMAIN
 
 _IR_VERSION = 11
-Bodies = Callable[[str, Collection[str]], tuple[ir.Function, ...]]  # of a dtype and the optional names given
 
 
 class FunctionCall:
@@ -31,9 +30,9 @@ class FunctionCall:
 
 
 def launch(
-    operator: str, bodies: Bodies, tensors: Tensors, attributes: Mapping[str, Any], context: Context
+    operator: str, function: Function, tensors: Tensors, attributes: Mapping[str, Any], context: Context
 ) -> FunctionCall:
-    """Bind ``operator``, whose function ``bodies`` makes (plugins/launch.py says the rest).
+    """Bind ``operator``, whose body ``function`` makes (plugins/launch.py says the rest).
 
     Sessions are shared by calls of one dtype and one set of attributes.
 
@@ -42,7 +41,9 @@ def launch(
     schema = SCHEMAS[operator]
     said = tuple((name, attributes[name]) for name in schema.attributes)
     kinds = tuple((name, _dtype(tensor), tensor.dim()) for name, tensor in sorted(tensors.items()))
-    session = context.keep((operator, said, kinds), lambda: _open(schema, bodies, tensors, dict(said), context.threads))
+    session = context.keep(
+        (operator, said, kinds), lambda: _open(schema, function, tensors, dict(said), context.threads)
+    )
     binding = session.io_binding()
     for given in schema.inputs:
         if given.name in tensors:
@@ -54,7 +55,9 @@ def launch(
     return FunctionCall(session, binding, tuple(tensors.values()))
 
 
-def _open(schema: Schema, bodies: Bodies, tensors: Tensors, attributes: Mapping[str, Any], threads: int | None) -> Any:
+def _open(
+    schema: Schema, function: Function, tensors: Tensors, attributes: Mapping[str, Any], threads: int | None
+) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
@@ -67,11 +70,11 @@ def _open(schema: Schema, bodies: Bodies, tensors: Tensors, attributes: Mapping[
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if threads is not None:
         options.intra_op_num_threads = threads
-    model = ir.to_proto(_model(schema, bodies, tensors, attributes)).SerializeToString()
+    model = ir.to_proto(_model(schema, function, tensors, attributes)).SerializeToString()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def _model(schema: Schema, bodies: Bodies, tensors: Tensors, attributes: Mapping[str, Any]) -> ir.Model:
+def _model(schema: Schema, function: Function, tensors: Tensors, attributes: Mapping[str, Any]) -> ir.Model:
     """A graph of one node that carries the function. Shapes are left open: any call fits."""
     held = {output.name: schema.in_place.get(output.name, output.name) for output in schema.outputs}
     values = {
@@ -88,7 +91,7 @@ def _model(schema: Schema, bodies: Bodies, tensors: Tensors, attributes: Mapping
     taken = [value for value in inputs if value is not None]
     graph = ir.Graph(taken, made, nodes=[node], name=schema.name, opset_imports=imports)
     dtype = next(_dtype(tensors[binding.name]) for binding in schema.inputs if binding.dtype == T)
-    return ir.Model(graph, ir_version=_IR_VERSION, functions=bodies(dtype, tuple(tensors)))
+    return ir.Model(graph, ir_version=_IR_VERSION, functions=function(dtype, tuple(tensors)))
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -5,18 +5,16 @@ launches its kernels, ``tensorrt`` is what an ahead-of-time plugin launches. On 
 onnxruntime (``cpu``), so an operator has that face for free.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tandemrt.engines.operators import SCHEMAS
-from tandemrt.plugins.launch import Context, Launcher
+from tandemrt.plugins.launch import Context, Function, Launcher
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from tandemrt.plugins.tensorrt.operators import Plugin
 
 
@@ -28,13 +26,6 @@ class Faces:
     function: str
     cuda: str | None = None
     tensorrt: str | None = None
-
-
-class Function(Protocol):
-    """Makes the body of an operator, and those of the functions it calls."""
-
-    def __call__(self, dtype: str, given: Collection[str]) -> "tuple[ir.Function, ...]":
-        """For T = ``dtype`` and the optional inputs and outputs among ``given``."""
 
 
 FACES = {

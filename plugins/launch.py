@@ -1,6 +1,6 @@
 """What every launcher of an operator takes and gives, whatever device it is for."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from tandemrt.plugins.kernels.module import KernelModule
 
 Made = TypeVar("Made")
@@ -18,6 +20,13 @@ class Call(Protocol):
 
     def run(self) -> None:
         """Enqueue one run on the device's current stream (on a CPU: run it)."""
+
+
+class Function(Protocol):
+    """Makes the body of an operator, and those of the functions it calls."""
+
+    def __call__(self, dtype: str, given: Collection[str]) -> "tuple[ir.Function, ...]":
+        """For T = ``dtype`` and the optional inputs and outputs among ``given``."""
 
 
 @dataclass(frozen=True)

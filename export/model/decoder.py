@@ -4,12 +4,13 @@ from typing import get_args
 
 import onnx_ir as ir
 
+from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.layers import stack
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
-from tandemrt.export.model.weights import COMPUTE_DTYPES, Weights
+from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 
@@ -61,8 +62,8 @@ def build_decoder(
 
 
 def _check(spec: ModelSpec, dtype: str, capacity: int, attention: str) -> None:
-    if dtype not in COMPUTE_DTYPES:
-        raise BadRecipe(f"dtype should be one of {', '.join(COMPUTE_DTYPES)}, it is {quoted(dtype)}")
+    if dtype not in COMPUTE:
+        raise BadRecipe(f"dtype should be one of {', '.join(COMPUTE)}, it is {quoted(dtype)}")
     if attention not in get_args(Lowering):
         raise BadRecipe(f"attention should be one of {', '.join(get_args(Lowering))}, it is {quoted(attention)}")
     if capacity < 1:

@@ -7,11 +7,10 @@ from pathlib import PurePosixPath
 
 import onnx_ir as ir
 
+from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
-
-COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
 
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files store what config says
 
@@ -86,9 +85,9 @@ class Weights:
                 f"{tensor.file}: tensor {quoted(name)} should have shape {list(shape)} by config.json, "
                 f"it has {quoted(list(tensor.shape))}"
             )
-        if tensor.dtype not in COMPUTE_DTYPES:
+        if tensor.dtype not in COMPUTE:
             raise BadCheckpoint(
-                f"{tensor.file}: tensor {quoted(name)} should be {', '.join(COMPUTE_DTYPES)}, it is "
+                f"{tensor.file}: tensor {quoted(name)} should be {', '.join(COMPUTE)}, it is "
                 f"{clipped(tensor.dtype)}; quantized checkpoints are not supported"
             )
         self._used.add(name)

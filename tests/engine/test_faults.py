@@ -63,6 +63,19 @@ def breaks(patched: pytest.MonkeyPatch, owner: Any, name: str, when: Callable[..
     patched.setattr(owner, name, raising)
 
 
+def held(llm: LLM, patched: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Let the target stand still: the first event says that it does, the second lets it go on."""
+    score, inside, go_on = llm.loop.tandem.score, threading.Event(), threading.Event()
+
+    def wait(this: Any) -> None:
+        inside.set()
+        go_on.wait(PATIENCE_S)
+        score(this)
+
+    patched.setattr(llm.loop.tandem, "score", wait)
+    return inside, go_on
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["commit", "spelling", "last words", "joining", "telling"])
 def test_what_a_request_raises_ends_it_alone(
@@ -159,14 +172,7 @@ def test_a_loop_that_dies_tells_everybody_who_waits_or_comes_later(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     with LLM(tiny_bundle, threads=1, queue_limit=1) as llm:
-        score, inside, go_on = llm.loop.tandem.score, threading.Event(), threading.Event()
-
-        def wait(this: Any) -> None:
-            inside.set()
-            go_on.wait(PATIENCE_S)
-            score(this)
-
-        monkeypatch.setattr(llm.loop.tandem, "score", wait)
+        inside, go_on = held(llm, monkeypatch)
         seated = [sent(llm, "seated", endless())]
         assert inside.wait(PATIENCE_S)
         seated += [sent(llm, "seated", endless()) for _ in range(3)]
@@ -233,14 +239,7 @@ def test_a_deadline_holds_while_a_request_waits_for_room_in_the_queue(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LLM(tiny_bundle, threads=1, queue_limit=1) as llm:
-        score, inside, go_on = llm.loop.tandem.score, threading.Event(), threading.Event()
-
-        def wait(this: Any) -> None:
-            inside.set()
-            go_on.wait(PATIENCE_S)
-            score(this)
-
-        monkeypatch.setattr(llm.loop.tandem, "score", wait)
+        inside, go_on = held(llm, monkeypatch)
         others = [sent(llm, "seated", endless())]
         assert inside.wait(PATIENCE_S)
         others += [sent(llm, "seated or queued", endless()) for _ in range(4)]
