@@ -7,6 +7,8 @@ check`` derive from it. Sizes are named by the symbols of engines/contract.py.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from tandemrt.engines.contract import CacheKind
+
 Sizes = Mapping[str, int]  # symbol -> size
 
 
@@ -28,6 +30,18 @@ class Shape(NamedTuple):
     window: int
 
 
+class Packed(NamedTuple):
+    """What a packed call has beside windows: tokens of prompts, padding included, and runs of them."""
+
+    prompt_tokens: int
+    prompts: int
+
+
+NO_PROMPTS = Packed(0, 0)
+TILE = 128  # rows that a product computes at a time on a GPU: a call of one more token costs as much as one of all
+_LEAST = 16  # tokens of a packed call
+
+
 def capacity(length: int, window: int) -> int:
     """Tokens of a cache row for a text of ``length`` tokens, prompt included.
 
@@ -35,6 +49,11 @@ def capacity(length: int, window: int) -> int:
     seen its end.
     """
     return length + window + 1
+
+
+def longest_chunk(batch: int, length: int, cache: CacheKind) -> int:
+    """The most prompt tokens that a round may take: over a paged cache, prompts of all slots are one call."""
+    return length if cache == "linear" else batch * length
 
 
 def bucket(rows: int, slots: int) -> int:
@@ -62,6 +81,39 @@ def rounds(slots: int, window_of: Callable[[int], int]) -> list[Shape]:
         for batch in buckets(slots)
         for window in sorted({window_of(live) for live in range(1, batch + 1)})
     ]
+
+
+def packed(windows: int, tokens: int, runs: int) -> Packed:
+    """The packed call that has room for ``tokens`` of ``runs`` prompts beside ``windows`` tokens of windows.
+
+    Few sizes, so that each is bound once: the call has a power of two of tokens, or, from TILE on, a multiple of it.
+    """
+    if not tokens:
+        return NO_PROMPTS
+    return Packed(_whole(windows + tokens) - windows, 1 << (runs - 1).bit_length())
+
+
+def largest_prompts(batch: int, chunk: int) -> Packed:
+    """What ``packed`` has at most, for ``chunk`` prompt tokens of ``batch`` prompts."""
+    return Packed(max(chunk, TILE) + TILE, 1 << (batch - 1).bit_length())
+
+
+def most_query(window: int) -> int:
+    """The most new tokens per row of a round's calls: a draft model's first run of a round has two."""
+    return max(2, window + 1)
+
+
+def unpadded(windows: int, most: int) -> int:
+    """The largest number of prompt tokens up to ``most`` that leaves no padding in a packed call beside ``windows``.
+
+    ``most`` itself, where more than half of it would be lost.
+    """
+    fitting = (windows + most) // TILE * TILE - windows
+    return fitting if 2 * fitting >= most else most
+
+
+def _whole(tokens: int) -> int:
+    return max(_LEAST, 1 << (tokens - 1).bit_length()) if tokens <= TILE else -(-tokens // TILE) * TILE
 
 
 def drafted(window: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from tandemrt.engines.calls import capacity
+from tandemrt.engines.calls import capacity, longest_chunk
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.decoder import Decoder
 from tandemrt.engines.errors import BadBundle, clipped, quoted
@@ -49,8 +49,9 @@ class Limits(Record):
             raise refuse(
                 f"capacity must be at least length + window + 1 = {quoted(needed)}; got {quoted(self.capacity)}"
             )
-        if self.prefill_chunk > self.length:
-            rule = f"prefill_chunk must be at most length, {quoted(self.length)}"
+        most = longest_chunk(self.batch, self.length, "linear" if self.cache_blocks is None else "paged")
+        if self.prefill_chunk > most:
+            rule = f"prefill_chunk must be at most {quoted(most)}, the longest of all prompts in one round"
             raise refuse(f"{rule}; got {quoted(self.prefill_chunk)}")
         row = blocks_of(self.capacity)
         if self.cache_blocks is not None and self.cache_blocks < row:

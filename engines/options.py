@@ -96,6 +96,12 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _prefill_chunk(value: int) -> int:
+    if value < 1:
+        raise refuse(f"at least one prompt token must go in per round, received {quoted(value)}")
+    return value
+
+
 def _cache_tokens(value: int) -> int:
     if value < 1:
         raise refuse(f"a cache must hold at least one token, received {quoted(value)}")
@@ -135,6 +141,11 @@ class RuntimeOptions(Section):
         description="tokens that a paged cache holds for all requests together; a request waits for room for its "
         "prompt and max_tokens; default: the bundle's",
     )
+    prefill_chunk: Annotated[int, BeforeValidator(_whole), AfterValidator(_prefill_chunk)] | None = Field(
+        default=None,
+        description="prompt tokens per round while requests decode, at most the bundle's (the default): fewer shorten "
+        "the gaps between their tokens, and new requests wait longer for their first",
+    )
     cuda_graphs: bool = Field(
         default=True,
         description="replay the pieces of a round as CUDA graphs, captured when the bundle opens; off is for finding "
@@ -160,6 +171,11 @@ class RuntimeOptions(Section):
         """Raise BadRequest unless a bundle of these ``limits`` can be opened so; its engines need not be there."""
         if self.window is not None and (problem := window_problem(self.window, limits.window)):
             raise BadRequest(f"window: {problem}")
+        if self.prefill_chunk is not None and self.prefill_chunk > limits.prefill_chunk:
+            raise BadRequest(
+                f"prefill_chunk: the bundle was built for at most {limits.prefill_chunk} prompt tokens per round, "
+                f"received {quoted(self.prefill_chunk)}; ask for fewer or build it with a larger limits.prefill_chunk"
+            )
         if self.cache_tokens is not None and limits.cache_blocks is None:
             raise BadRequest(
                 f"cache_tokens: this bundle's cache is linear, a row of {limits.capacity} tokens for each of "
@@ -195,6 +211,7 @@ class ServedOptions(TypedDict, total=False):
     queue_limit: int
     grammar_timeout_s: float
     cache_tokens: int | None
+    prefill_chunk: int | None
     cuda_graphs: bool
     profile: bool
 

@@ -63,8 +63,8 @@ def host_tensor(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.
     return torch.zeros(*shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def upload(values: Sequence[float], target: torch.Tensor) -> None:
-    """Enqueue the copy of host ``values`` into ``target``.
+def upload(values: Sequence[Any], target: torch.Tensor) -> None:
+    """Enqueue the copy of host ``values``, of any nesting, into ``target`` of their shape.
 
     The staging tensor may be dropped at once: torch keeps pinned memory until the copies from it are done.
     """

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
+
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.requests.slots import SlotListener
 from tandemrt.runtime.round.buffers import Buffer
@@ -23,14 +25,14 @@ class Drafter(SlotListener, Protocol):
     def caches(self) -> Sequence[Cache]:
         """The key/value caches of its own models, none without one."""
 
-    def prefill(self, slot: int, start: int, count: int) -> None:
-        """Take in prompt tokens [start, start + count) of ``slot``, whose ``length`` is ``start``."""
+    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+        """Take in the next prompt tokens [slots, tokens] of slots from ``slot`` on, where its caches are linear."""
 
     def skip(self, this: Round) -> None:
-        """Take note that ``this`` round drafts nothing."""
+        """Take note that ``this`` round drafts nothing, and take in its prompts."""
 
     def propose(self, this: Round) -> Buffer | None:
-        """Draft the window of ``this`` round, at least one token.
+        """Draft the window of ``this`` round, at least one token, and take in its prompts.
 
         Returns the probabilities the drafts were drawn from, float32 [batch, window, vocab], if a rule reads them.
         """

@@ -1,5 +1,7 @@
 """No drafting: every round decides one token."""
 
+import torch
+
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.round import Round
 
@@ -17,7 +19,7 @@ class NoDrafter:
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
 
-    def prefill(self, slot: int, start: int, count: int) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
         """See Drafter.prefill."""
 
     def skip(self, this: Round) -> None:

@@ -42,15 +42,18 @@ class Buffer:
 
 
 class RoundBuffers:
-    """What one round reads and writes, for at most ``slots`` rows of ``window`` drafted tokens."""
+    """What one round reads and writes, for at most ``slots`` rows of ``window`` drafted tokens.
+
+    ``chunk`` holds the prompt tokens of one call over a linear cache.
+    """
 
     def __init__(
-        self, *, slots: int, window: int, vocab: int, length: int, dtype: torch.dtype, device: torch.device
+        self, *, slots: int, window: int, vocab: int, length: int, chunk: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         rows = window + 1
         self.window = window
         self.words = mask_words(vocab)
-        self.prompts = torch.zeros(slots, length, dtype=torch.int64, device=device)
+        self.chunk = Buffer((chunk,), torch.int64, device)
         self.token_ids = Buffer((slots, rows), torch.int64, device)
         self.draft_tokens = Buffer((slots, rows), torch.int64, device, host=True)
         self.draft_len = Buffer((slots,), torch.int64, device, host=True)

@@ -54,6 +54,7 @@ class Loop:
         slots: int,
         windows: Windows,
         prefill_chunk: int,
+        prefill_chunk_beside: int,
         overlap: bool,
     ) -> None:
         self.tandem = tandem
@@ -63,7 +64,9 @@ class Loop:
         self.room = room
         self.metrics = metrics
         self.overlap = overlap
-        self.prompts = Prompts(tandem, drafter, metrics, chunk=prefill_chunk)
+        self.prompts = Prompts(
+            tandem, drafter, metrics, chunk=prefill_chunk, chunk_beside=prefill_chunk_beside
+        )
         self.slots = Slots(slots, room, [scheduler, tandem.state, self.prompts, drafter], window=windows.largest)
         self._timeline = timeline
         self.windows = windows
@@ -75,10 +78,9 @@ class Loop:
     def step(self) -> None:
         """One round, and the commit of the one before it."""
         self._leave()
-        self._join()
+        this = self._begin()
         last, self._last = self._last, None
-        this = Round.of(self.slots, self.windows, self.slots.count)
-        if this.rows:
+        if this.works:
             self._last = self._overlapped(this, last) if self.overlap else self._in_lockstep(this, last)
         elif last is not None:
             self._stages.commit(last, self._stages.fetch(this, last))
@@ -94,11 +96,11 @@ class Loop:
             run.score(this)
         run.commit(last, mark)
         this = this.remaining()
-        if not this.rows:
-            return None
-        if not ahead:
+        if not ahead and this.works:
             draft_probs = run.propose(this)
             run.score(this)
+        if not this.rows:
+            return None
         usable = run.fill(this)
         return run.verify(this, draft_probs, usable)
 
@@ -109,13 +111,13 @@ class Loop:
         mark = run.fetch(this, last)
         run.commit(last, mark)
         this = this.remaining()
-        if not this.rows:
+        if not this.works:
             return None
         if not ahead:
             draft_probs = run.propose(this)
-        usable = run.fill(this)
+        usable = run.fill(this) if this.rows else {}
         run.score(this)
-        return run.verify(this, draft_probs, usable)
+        return run.verify(this, draft_probs, usable) if this.rows else None
 
     def fail(self, error: BaseException) -> bool:
         """End every request in a slot: an engine failed, so none of them can go on. False if nobody was there."""
@@ -142,8 +144,8 @@ class Loop:
         for dropped in self.scheduler.drop_waiting(now):
             self._committer.drop(dropped)
 
-    def _join(self) -> None:
-        """Waiting requests join free slots, and prompts go into the caches."""
+    def _begin(self) -> Round:
+        """Waiting requests join free slots, and a round is made for all who are there."""
         with self.metrics.timed("prefill"), self._timeline.span("prefill"):
             joined, failed = self.scheduler.admit(self.slots)
             for running in joined:
@@ -152,4 +154,4 @@ class Loop:
                 request, error = failed
                 log.error("a request could not join a slot, it ends with an error", exc_info=error)
                 self._committer.drop(Dropped(request, "error", error))
-            self.prompts.prefill(self.slots)
+            return self.prompts.begin(self.slots, self.windows)
