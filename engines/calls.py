@@ -136,10 +136,13 @@ def decoder_uses(batch: int, window: int, chunk: int) -> dict[str, Use]:
 def largest_calls(batch: int, window: int, chunk: int) -> tuple[Sizes, ...]:
     """The largest calls of a target or draft model: a window of every slot, and a chunk of one prompt.
 
-    A window has two tokens at least, as a draft model's first run of a round has.
+    A packed call has both, and padding.
     """
-    query = max(2, window + 1)
-    return {"batch": batch, "query": query, "rows": query}, {"batch": 1, "query": chunk, "rows": 1}
+    query = most_query(window)
+    return (
+        {"batch": batch, "query": query, "rows": query, "tokens": _whole(batch * query + chunk)},
+        {"batch": 1, "query": chunk, "rows": 1, "tokens": chunk},
+    )
 
 
 def head_use(batch: int, window: int) -> Use:
@@ -163,4 +166,6 @@ def outermost(engine: str, batch: int, window: int, chunk: int) -> list[Sizes]:
             found += [{"batch": size, "window": k, "window+1": k + 1} for k in drafted(window)]
     if engine in ("target", "draft"):
         found += [{"batch": 1, "query": query, "rows": 1} for query in dict.fromkeys((1, chunk))]
+        if batch > 1:  # prompts of slots side by side
+            found.append({"batch": batch, "query": max(1, chunk // batch), "rows": 1})
     return found

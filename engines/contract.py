@@ -3,16 +3,19 @@
 Graph builders declare their inputs and outputs from here, engines are checked against it when they open, and the
 runtime allocates its buffers from it. Shapes mix integers and symbols:
 
-=========  ==========================================================================
-symbol     meaning
-=========  ==========================================================================
-batch      rows of this call, one per request
-query      new tokens per row in this call
-rows       query rows that get logits
-blocks     blocks of a paged cache, as many as the memory has room for
-window     drafted tokens per round (K); ``window+1`` rows are verified
-entries    tokens of a request whose logits are adjusted
-=========  ==========================================================================
+=============  ==========================================================================
+symbol         meaning
+=============  ==========================================================================
+batch          rows of this call, one per request
+query          new tokens per row in this call; over a linear cache
+rows           tokens per row that get logits
+tokens         new tokens of a packed call, those of prompts included; over a paged cache
+prompt_tokens  tokens of a packed call that belong to runs of prompts
+prompts        runs of prompts in a packed call
+blocks         blocks of a paged cache, as many as the memory has room for
+window         drafted tokens per round (K); ``window+1`` rows are verified
+entries        tokens of a request whose logits are adjusted
+=============  ==========================================================================
 
 Integers are properties of the engine: layers, heads, ``capacity`` (tokens a cache row can hold), ``vocab`` (width of
 the logits) and ``words`` = ceil(vocab / 32).
@@ -86,21 +89,24 @@ def decoder(
     ``write_index`` counts the tokens of a row that are already in its cache: positions follow from it inside the
     graph, and rolling back is not advancing it. ``present_*`` is bound to the memory of ``past_*``.
 
-    A *linear* cache has a row of ``capacity`` tokens for every row of the call. A *paged* one has blocks of BLOCK_SIZE
-    tokens that all rows share: position p of row b lies at p % BLOCK_SIZE of block block_table[b, p // BLOCK_SIZE].
+    A *linear* cache has a row of ``capacity`` tokens for every row of the call: ``token_ids`` is a rectangle, and
+    ``score_rows`` says which of a row's new tokens get logits.
+
+    A *paged* one has blocks of BLOCK_SIZE tokens that all rows share: position p of row b lies at p % BLOCK_SIZE of
+    block block_table[b, p // BLOCK_SIZE]. Its calls are packed (``packed``): ``score_rows`` says which tokens of the
+    call get logits, counted from its first.
     """
     paged = cache == "paged"
     shape: tuple[Dim, ...] = (
         ("blocks", kv_heads, BLOCK_SIZE, head_dim) if paged else ("batch", kv_heads, capacity, head_dim)
     )
-    table = (Binding("block_table", "int32", ("batch", blocks_of(capacity))),) if paged else ()
     kinds = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
     return Contract(
         inputs=(
-            Binding("token_ids", "int64", ("batch", "query")),
+            Binding("token_ids", "int64", ("tokens",) if paged else ("batch", "query")),
             Binding("write_index", "int64", ("batch",)),
             Binding("score_rows", "int64", ("batch", "rows")),
-            *table,
+            *(packed(blocks_of(capacity)) if paged else ()),
             *(Binding(f"past_{kind}", dtype, shape) for kind in kinds),
         ),
         outputs=(
@@ -108,6 +114,28 @@ def decoder(
             *(Binding(f"present_{kind}", dtype, shape) for kind in kinds),
         ),
         aliases=tuple((f"present_{kind}", f"past_{kind}") for kind in kinds),
+    )
+
+
+def packed(max_blocks: int) -> tuple[Binding, ...]:
+    """Where the tokens of a packed call stand, by tables of ``max_blocks`` blocks.
+
+    First come the windows of ``batch`` rows, equally long (0 tokens is a length), one behind the other; then runs of
+    prompts, one behind the other; then padding, if any. A prompt's token knows its run, ``prompt_rows``, which is -1
+    for padding: it is written nowhere, and what is computed for it means nothing. Without runs there are no such
+    tokens. Run r has the prompt's tokens from
+    ``prompt_starts[r]`` up to ``prompt_starts[r + 1]``, the first run beginning at 0; no tokens is a length.
+    ``prompt_index`` counts the tokens of a run's text that are already in its cache, ``prompt_table`` lists its blocks.
+
+    Prompts are written and attend before windows are written, so a text may be in one call as both: the window then
+    stands behind the run.
+    """
+    return (
+        Binding("block_table", "int32", ("batch", max_blocks)),
+        Binding("prompt_rows", "int32", ("prompt_tokens",)),
+        Binding("prompt_starts", "int32", ("prompts+1",)),
+        Binding("prompt_index", "int64", ("prompts",)),
+        Binding("prompt_table", "int32", ("prompts", max_blocks)),
     )
 
 

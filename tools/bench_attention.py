@@ -20,6 +20,7 @@ from tandemrt.plugins.kernels.attention import AttentionLauncher
 from tandemrt.plugins.kernels.attention_plan import KEYS, Workspace
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.kernels.module import KernelModule
+from tandemrt.runtime.caches.kv_cache import no_prompts
 from tools.gpu.paged_attention import paged_attention
 
 BANDWIDTH = 4.3e12  # bytes per second that one H200 was seen to read
@@ -84,9 +85,9 @@ def window_attention(shape: Shape, module: KernelModule, workspace: Workspace, s
     blocks = math.ceil((shape.context + shape.new) / KEYS)
     table = 1 + torch.randperm(shape.batch * blocks, device="cuda").to(torch.int32).view(shape.batch, blocks)
     index = torch.full((shape.batch,), shape.context, device="cuda")
-    qkv = shape.normal(shape.batch, shape.new, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+    qkv = shape.normal(shape.batch * shape.new, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
     angles = shape.normal(blocks * KEYS, shape.head_dim // 2)
-    mixed = shape.normal(shape.batch, shape.new, shape.heads * shape.head_dim)
+    mixed = shape.normal(shape.batch * shape.new, shape.heads * shape.head_dim)
     calls = []
     for _ in range(shape.layers):
         keys, values = (shape.normal(1 + table.numel(), shape.kv_heads, KEYS, shape.head_dim) for _ in range(2))
@@ -98,6 +99,7 @@ def window_attention(shape: Shape, module: KernelModule, workspace: Workspace, s
                 values,
                 table,
                 index,
+                *no_prompts(table).values(),
                 angles.cos(),
                 angles.sin(),
                 None,

@@ -1,6 +1,7 @@
 """The layers of a decoder, written once for all lowerings.
 
-Shapes use the symbols of engines/contract.py; ``hidden``, the stream of residuals, is [batch, query, hidden size].
+Shapes use the symbols of engines/contract.py; ``hidden``, the stream of residuals, is [batch, query, hidden size], or
+[tokens, hidden size] over a paged cache: nothing here knows rows.
 Values that a graph may be cut at (export/passes/cut.py) have names that speak: ``hidden.3`` is the stream in front of
 layer 3's attention, ``residual.3`` behind it.
 """
@@ -29,7 +30,7 @@ def stack(
     *,
     capacity: int,
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
-    """All layers and the last norm: [batch, query, hidden] to [batch, rows, hidden], and the caches afterwards.
+    """All layers and the last norm: the stream to [batch, rows, hidden], and the caches afterwards.
 
     ``given`` are the inputs of the contract, what is returned with the result are its outputs present_*.
     """

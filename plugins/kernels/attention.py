@@ -24,6 +24,10 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
         tensors["value_cache"],
         tensors["block_table"],
         tensors["write_index"],
+        tensors["prompt_rows"],
+        tensors["prompt_starts"],
+        tensors["prompt_index"],
+        tensors["prompt_table"],
         tensors["cosine"],
         tensors["sine"],
         tensors.get("q_norm"),
@@ -52,6 +56,10 @@ class AttentionLauncher:
         value_cache: torch.Tensor,
         block_table: torch.Tensor,
         write_index: torch.Tensor,
+        prompt_rows: torch.Tensor,
+        prompt_starts: torch.Tensor,
+        prompt_index: torch.Tensor,
+        prompt_table: torch.Tensor,
         cosine: torch.Tensor,
         sine: torch.Tensor,
         q_norm: torch.Tensor | None,
@@ -67,18 +75,24 @@ class AttentionLauncher:
         splits: int | None = None,
     ) -> None:
         blocks, _, block_size, head_dim = key_cache.shape
-        batch, query, _ = qkv.shape
+        tokens, batch, prompts = len(qkv), len(write_index), len(prompt_index)
+        windows = tokens - len(prompt_rows)
+        query = windows // batch
         max_blocks = block_table.shape[1]
         positions = len(cosine)
         half = head_dim // 2
-        _check("qkv", qkv, qkv.dtype, (batch, query, (heads + 2 * kv_heads) * head_dim))
+        _check("qkv", qkv, qkv.dtype, (tokens, (heads + 2 * kv_heads) * head_dim))
         _check("key_cache", key_cache, qkv.dtype, (blocks, kv_heads, block_size, head_dim))
         _check("value_cache", value_cache, qkv.dtype, (blocks, kv_heads, block_size, head_dim))
         _check("block_table", block_table, torch.int32, (batch, max_blocks))
         _check("write_index", write_index, torch.int64, (batch,))
+        _check("prompt_rows", prompt_rows, torch.int32, (tokens - windows,))
+        _check("prompt_starts", prompt_starts, torch.int32, (prompts + 1,))
+        _check("prompt_index", prompt_index, torch.int64, (prompts,))
+        _check("prompt_table", prompt_table, torch.int32, (prompts, max_blocks))
         _check("cosine", cosine, qkv.dtype, (positions, half))
         _check("sine", sine, qkv.dtype, (positions, half))
-        _check("mixed", mixed, qkv.dtype, (batch, query, heads * head_dim))
+        _check("mixed", mixed, qkv.dtype, (tokens, heads * head_dim))
         for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
             if norm is not None:
                 _check(name, norm, qkv.dtype, (head_dim,))

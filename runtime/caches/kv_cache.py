@@ -94,8 +94,32 @@ class PagedCache:
         self._table = table
 
     def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
-        """See Cache.rows."""
-        return {"block_table": self._table.device[start : start + count], **self.tensors}
+        """See Cache.rows. The call has windows of these slots and no prompts."""
+        table = self._table.device
+        return {"block_table": table[start : start + count], **no_prompts(table), **self.tensors}
+
+
+def windows(contract: Contract, tokens: torch.Tensor, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """``token_ids`` and ``score_rows`` of a call of windows ``tokens`` [batch, query], in the form of ``contract``.
+
+    ``score_rows`` [batch, rows]: which tokens of its window a row wants logits of.
+    """
+    if not is_paged(contract):
+        return {"token_ids": tokens, "score_rows": score_rows}
+    batch, query = tokens.shape
+    first = query * torch.arange(batch, device=score_rows.device)
+    return {"token_ids": tokens.reshape(-1), "score_rows": score_rows + first[:, None]}
+
+
+def no_prompts(table: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The bindings that say of a packed call that it has no prompts; ``table``: any block table of the cache."""
+    device = table.device
+    return {
+        "prompt_rows": torch.empty(0, dtype=torch.int32, device=device),
+        "prompt_starts": torch.zeros(1, dtype=torch.int32, device=device),
+        "prompt_index": torch.empty(0, dtype=torch.int64, device=device),
+        "prompt_table": table[:0],
+    }
 
 
 def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device) -> Room:

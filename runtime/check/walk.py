@@ -14,7 +14,7 @@ from tandemrt.engines.calls import decoder_uses
 from tandemrt.engines.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.caches.kv_cache import BlockTable, Cache, LinearCache, PagedCache, is_paged
+from tandemrt.runtime.caches.kv_cache import BlockTable, Cache, LinearCache, PagedCache, is_paged, windows
 
 _CHUNK = 48  # tokens, at most: longer ones only cost the CPU time
 _QUERIES = ("window", "window", "one", "window", "one", "one")
@@ -104,7 +104,7 @@ class Decoder:
         vocab = int(contract["logits"].shape[2])
         dtype = getattr(torch, contract["logits"].dtype)
         logits = torch.full((*score.shape, vocab), float("nan"), dtype=dtype, device=device)
-        given = {"token_ids": tokens, "write_index": torch.tensor(index), "score_rows": score}
+        given = {**windows(contract, tokens, score), "write_index": torch.tensor(index)}
         bound = {name: tensor.to(device) for name, tensor in given.items()}
         self._engine.bind(bound | {"logits": logits} | self.cache.rows(first, len(tokens))).run()
         return logits.float().cpu()

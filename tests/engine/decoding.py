@@ -22,6 +22,7 @@ from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.backends.executor import Executor
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.backends.pieces import open_piece, read_constants
+from tandemrt.runtime.caches.kv_cache import no_prompts, windows
 
 CPU = torch.device("cpu")
 VOCAB, CAPACITY = 61, 40
@@ -130,7 +131,7 @@ def open_steps(
     }
     constants = read_constants(folder / decoder.constants.file) if decoder.constants else {}
     on_device = {name: tensor.to(device) for name, tensor in constants.items()}
-    largest = [{"batch": 1, "query": tokens, "rows": tokens}]
+    largest = [{"batch": 1, "rows": tokens, "tokens": tokens}]
     return Executor(decoder, contract, opened, on_device, Context(device, kernels, threads=1), largest)
 
 
@@ -181,9 +182,9 @@ class Decoder:
         """A bound call and the tensor that its logits will be written into."""
         vocab = int(self.contract["logits"].shape[2])
         logits = torch.full((*rows.shape, vocab), float("nan"), dtype=self.dtype, device=self.device)
-        named = {"token_ids": tokens, "write_index": torch.tensor(index), "score_rows": rows}
+        named = windows(self.contract, tokens, rows) | {"write_index": torch.tensor(index)}
         if self.paged:
-            named["block_table"] = self.table
+            named |= {"block_table": self.table} | no_prompts(self.table)
         on_device = {name: tensor.to(self.device) for name, tensor in named.items()}
         return self.engine.bind(on_device | {"logits": logits} | self.caches), logits
 

@@ -237,7 +237,7 @@ def test_half_precision_is_compared_with_the_same_weights_in_float32(tmp_path, d
                 pieces, decoder = cut(model)
                 for file, piece in pieces.items():
                     save_model(piece, tmp_path / file)
-                call = {"batch": 3, "query": 100, "rows": 100}
+                call = {"batch": 3, "rows": 100, "tokens": 300}
                 engine = open_widened_steps(tmp_path, decoder, bindings, 1, call)
             else:
                 save_model(model, path)

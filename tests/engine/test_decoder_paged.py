@@ -69,7 +69,7 @@ def test_a_call_larger_than_the_buffers_between_steps_is_refused(tmp_path: Path)
     make_checkpoint("qwen3", tmp_path)
     steps = Decoder(tmp_path, "paged", 2, open_engine=partial(open_steps, folder=tmp_path, tokens=10))
     assert steps([sequence(5)] * 2, [0, 0]).shape == (2, 5, VOCAB)
-    with pytest.raises(InternalError, match=r"bind: a call of .*'query': 6.* is larger than .*'query': 10"):
+    with pytest.raises(InternalError, match=r"bind: a call of .*'tokens': 12.* is larger than .*'tokens': 10"):
         steps([sequence(6)] * 2, [0, 0])
 
 
