@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 
@@ -63,7 +64,7 @@ def host_tensor(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.
     return torch.zeros(*shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def upload(values: Sequence[Any], target: torch.Tensor) -> None:
+def upload(values: Sequence[Any] | npt.NDArray[Any], target: torch.Tensor) -> None:
     """Enqueue the copy of host ``values``, of any nesting, into ``target`` of their shape.
 
     The staging tensor may be dropped at once: torch keeps pinned memory until the copies from it are done.

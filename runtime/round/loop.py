@@ -64,9 +64,7 @@ class Loop:
         self.room = room
         self.metrics = metrics
         self.overlap = overlap
-        self.prompts = Prompts(
-            tandem, drafter, metrics, chunk=prefill_chunk, chunk_beside=prefill_chunk_beside
-        )
+        self.prompts = Prompts(tandem, drafter, metrics, chunk=prefill_chunk, chunk_beside=prefill_chunk_beside)
         self.slots = Slots(slots, room, [scheduler, tandem.state, self.prompts, drafter], window=windows.largest)
         self._timeline = timeline
         self.windows = windows

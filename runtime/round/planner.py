@@ -12,7 +12,7 @@ class Chunk(NamedTuple):
     end: int
 
     @property
-    def count(self) -> int:
+    def tokens(self) -> int:
         return self.end - self.start
 
 
@@ -31,8 +31,7 @@ def rectangles(chunks: Iterable[Chunk]) -> list[tuple[Chunk, ...]]:
     """``chunks`` of different slots by calls over a linear cache: equally long ones of slots side by side are one."""
     found: list[list[Chunk]] = []
     for chunk in sorted(chunks):
-        last = found[-1][-1] if found else None
-        if last is not None and (last.slot + 1, last.count) == (chunk.slot, chunk.count):
+        if found and (found[-1][-1].slot + 1, found[-1][-1].tokens) == (chunk.slot, chunk.tokens):
             found[-1].append(chunk)
         else:
             found.append([chunk])
@@ -41,4 +40,4 @@ def rectangles(chunks: Iterable[Chunk]) -> list[tuple[Chunk, ...]]:
 
 def total(chunks: Sequence[Chunk]) -> int:
     """Tokens of all ``chunks``."""
-    return sum(chunk.count for chunk in chunks)
+    return sum(chunk.tokens for chunk in chunks)

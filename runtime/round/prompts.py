@@ -1,6 +1,6 @@
 """Prompts on their way into the caches, a number of tokens a round."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tandemrt.engines import calls
@@ -68,10 +68,10 @@ class Prompts:
         self._metrics.prefilled += total(chunks)
         return this
 
-    def _prefill(self, chunks: Sequence[Chunk], texts: dict[int, Sequence[int]]) -> None:
+    def _prefill(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]]) -> None:
         """Run the calls over linear caches; slots stand where their chunks begin."""
         for rectangle in rectangles(chunks):
-            slot, count = rectangle[0].slot, rectangle[0].count
+            slot, count = rectangle[0].slot, rectangle[0].tokens
             tokens = self._tandem.buffers.chunk.view(len(rectangle), count)
             upload([texts[each.slot][each.start : each.end] for each in rectangle], tokens)
             self._tandem.prefill(slot, tokens)

@@ -32,7 +32,7 @@ class PromptRuns:
         ids: list[int] = []
         for slot, start, end in chunks:
             ids += texts[slot][start:end]
-        counts = [chunk.count for chunk in chunks]
+        counts = [chunk.tokens for chunk in chunks]
         parts["ids"][: len(ids)] = ids
         parts["index"][: len(chunks)] = [chunk.start for chunk in chunks]
         parts["slots"][: len(chunks)] = [chunk.slot for chunk in chunks]

@@ -149,7 +149,7 @@ def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_t
     with LLM(tiny_bundle, threads=1) as llm:
         chunked = llm.generate(prompt, endless(max_tokens=15))
         assert len(chunked.prompt_token_ids) > 2 * llm.bundle.limits.prefill_chunk
-        llm.loop.prompts.chunk = 1000
+        llm.loop.prompts.chunk = 7
         assert llm.generate(prompt, endless(max_tokens=15)).token_ids == chunked.token_ids
 
 
