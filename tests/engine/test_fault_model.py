@@ -34,6 +34,7 @@ from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.text import Section, Transcript
+from tandemrt.runtime.round.runs import PromptRuns
 from tandemrt.runtime.round.tandem import Tandem
 from tandemrt.runtime.round.worker import advance
 from tests.engine.test_paged_rounds import PAGED
@@ -49,7 +50,7 @@ OWN = {  # what raises here belongs to one request
     "last words": (Section, "finish"),
     "telling": (Transcript, "take"),
 }
-ROUND = {"prefill": (Tandem, "prefill"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
+ROUND = {"prefill": (PromptRuns, "write"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
 ROOM = 192  # tokens: three blocks, which four slots share
 PROMPTS = ["a", "the quick brown fox jumps over", "b c"]
 
