@@ -23,10 +23,19 @@ class Cache(Protocol):
 class Room(Protocol):
     """How the memory of the caches is shared out to slots."""
 
-    tokens: int | None  # that all slots hold together; None: every slot has a row of full length
+    def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
+        """Make sure that ``slot`` can hold ``tokens`` tokens until it leaves. None if there is too little memory.
 
-    def reserve(self, slot: int, tokens: int) -> bool:
-        """Make sure that ``slot`` can hold ``tokens`` tokens for as long as it likes; False if it must wait."""
+        ``hashes`` (BlockHashes) name the first blocks of the text of a slot that holds nothing yet. Returns how many
+        tokens of it are in the caches already, a multiple of BLOCK_SIZE.
+        """
+
+    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """Let others find the first blocks of the text of ``slot``, of these ``hashes``.
+
+        All that writes them must have been enqueued: whoever finds them reads behind it, in the order of the device's
+        work. Nothing may write them again but what they hold.
+        """
 
     def leave(self, slot: int) -> None:
         """Take back what ``slot`` holds, if anything, behind all work that was enqueued for it."""
@@ -46,11 +55,12 @@ class LinearCache:
 class LinearRoom:
     """A row of full length for every slot: there is nothing to share out."""
 
-    tokens: int | None = None
-
-    def reserve(self, slot: int, tokens: int) -> bool:  # noqa: ARG002
+    def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:  # noqa: ARG002
         """See Room.reserve."""
-        return True
+        return 0
+
+    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """See Room.know. A row is one slot's, and rounds write the beginning of those that are free."""
 
     def leave(self, slot: int) -> None:
         """See Room.leave."""
@@ -60,25 +70,33 @@ class BlockTable:
     """Which blocks each slot's tokens lie in: int32 [slots, max_blocks] on the device, shared by all paged caches.
 
     A slot without a request has a row of zeros, the scratch block. Changes are ordered by the current stream, so a
-    block changes hands behind everything its last owner wrote.
+    block changes hands behind everything its last owner wrote, and who finds a known block reads it behind all that
+    was written to it.
     """
 
     def __init__(self, slots: int, max_blocks: int, blocks: int, device: torch.device) -> None:
         self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)
         self.allocator = BlockAllocator(blocks)
-        self.tokens: int | None = (blocks - 1) * BLOCK_SIZE
 
-    def reserve(self, slot: int, tokens: int) -> bool:
+    def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
         """See Room.reserve."""
-        blocks = self.allocator.allocate(slot, tokens)
+        held = self.allocator.held(slot)
+        if held >= blocks_of(tokens):  # every round asks for every slot
+            return 0
+        found = 0 if held else self.allocator.found(hashes)
+        blocks = self.allocator.allocate(slot, tokens, hashes)
         if blocks is None:
-            return False
-        upload(blocks, self.device[slot, : len(blocks)])
-        return True
+            return None
+        upload(blocks, self.device[slot, held : held + len(blocks)])
+        return found * BLOCK_SIZE
+
+    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """See Room.know."""
+        self.allocator.know(slot, hashes)
 
     def leave(self, slot: int) -> None:
         """See Room.leave."""
-        if not self.allocator.holds(slot):
+        if not self.allocator.held(slot):
             return
         try:
             self.device[slot].zero_()

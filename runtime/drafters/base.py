@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import SlotListener
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.round import Round
@@ -25,6 +26,9 @@ class Drafter(SlotListener, Protocol):
 
     def prefill(self, slot: int, start: int, count: int) -> None:
         """Take in prompt tokens [start, start + count) of ``slot``, whose ``length`` is ``start``."""
+
+    def held(self, running: Running) -> int:
+        """How many tokens of a text its caches hold at least, prefill aside; all of them if it has none."""
 
     def skip(self, this: Round) -> None:
         """Take note that ``this`` round drafts nothing."""

@@ -74,6 +74,10 @@ class ModelDrafter:
         """See Drafter.prefill."""
         self._prefill(slot, start, count, self._state.view("length", slot + 1)[slot:])
 
+    def held(self, running: Running) -> int:
+        """See Drafter.held. After a fully accepted window the last drafted token is in no cache yet."""
+        return self._seen.get(running.slot, len(running.tokens) - 2)
+
     def skip(self, this: Round) -> None:
         """See Drafter.skip. What these rows emit meanwhile is fed to the draft before it is asked again."""
         for slot, running in this.rows.items():

@@ -73,6 +73,9 @@ class FakeDrafter:
     def prefill(self, slot: int, start: int, count: int) -> None:
         pass
 
+    def held(self, running: Any) -> int:
+        return len(running.tokens)
+
     def skip(self, this: Round) -> None:
         pass
 
