@@ -76,7 +76,7 @@ class ModelDrafter:
 
     def held(self, running: Running) -> int:
         """See Drafter.held. After a fully accepted window the last drafted token is in no cache yet."""
-        return self._seen.get(running.slot, len(running.tokens) - 2)
+        return self._seen.get(running.slot, max(running.prefill_end, len(running.tokens) - 2))
 
     def skip(self, this: Round) -> None:
         """See Drafter.skip. What these rows emit meanwhile is fed to the draft before it is asked again."""
