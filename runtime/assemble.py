@@ -47,7 +47,8 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
         state = SlotState(limits.batch, where)
         metrics = Metrics(accepted=[0] * windows.largest)
         graphs = Graphs(where, metrics, enabled=options.cuda_graphs)
-        room = make_room(limits, [engine.contract for engine in engines.values()], options.cache_tokens, where)
+        contracts = [engine.contract for engine in engines.values()]
+        room = make_room(limits, contracts, options.cache_tokens, where, window=windows.largest)
         return Loop(
             Tandem(engines, buffers, state, make_cache(engines["target"].contract, limits.batch, room, where), graphs),
             _drafter(bundle, engines, buffers, state, room, graphs),

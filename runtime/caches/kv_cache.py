@@ -8,6 +8,8 @@ import torch
 from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.caches.allocator import BlockAllocator
+from tandemrt.runtime.caches.linear import LinearCache, LinearRoom
+from tandemrt.runtime.caches.tensors import cache_tensors
 from tandemrt.runtime.device import upload
 
 
@@ -39,31 +41,6 @@ class Room(Protocol):
 
     def leave(self, slot: int) -> None:
         """Take back what ``slot`` holds, if anything, behind all work that was enqueued for it."""
-
-
-class LinearCache:
-    """Tensors [slots, kv_heads, capacity, head_dim]: one row per slot."""
-
-    def __init__(self, contract: Contract, slots: int, device: torch.device) -> None:
-        self.tensors = _tensors(contract, {"batch": slots}, device)
-
-    def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
-        """See Cache.rows."""
-        return {name: tensor[start : start + count] for name, tensor in self.tensors.items()}
-
-
-class LinearRoom:
-    """A row of full length for every slot: there is nothing to share out."""
-
-    def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:  # noqa: ARG002
-        """See Room.reserve."""
-        return 0
-
-    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
-        """See Room.know. A row is one slot's, and rounds write the beginning of those that are free."""
-
-    def leave(self, slot: int) -> None:
-        """See Room.leave."""
 
 
 class BlockTable:
@@ -108,7 +85,7 @@ class PagedCache:
     """Tensors [blocks, kv_heads, block_size, head_dim] that all slots share, by a table."""
 
     def __init__(self, contract: Contract, table: BlockTable, device: torch.device) -> None:
-        self.tensors = _tensors(contract, {"blocks": table.allocator.blocks}, device)
+        self.tensors = cache_tensors(contract, {"blocks": table.allocator.blocks}, device)
         self._table = table
 
     def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
@@ -116,13 +93,16 @@ class PagedCache:
         return {"block_table": self._table.device[start : start + count], **self.tensors}
 
 
-def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device) -> Room:
+def make_room(
+    limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device, *, window: int
+) -> Room:
     """Memory for ``tokens`` tokens in all (None: as many as the bundle says), shared by the caches of ``contracts``.
 
+    Rounds draft at most ``window`` tokens.
     ``tokens`` sizes paged caches; RuntimeOptions.require_fit refuses it where there are none.
     """
     if not any(map(is_paged, contracts)):
-        return LinearRoom()
+        return LinearRoom(window)
     return BlockTable(limits.batch, blocks_of(limits.capacity), blocks_in_all(limits, tokens), device)
 
 
@@ -136,19 +116,13 @@ def blocks_in_all(limits: Limits, tokens: int | None) -> int:
 def make_cache(contract: Contract, slots: int, room: Room, device: torch.device) -> Cache:
     """The cache of a decoder, in the form that its contract asks for."""
     if not is_paged(contract):
-        return LinearCache(contract, slots, device)
+        assert isinstance(room, LinearRoom)
+        linear = LinearCache(contract, slots, device)
+        room.add(linear)
+        return linear
     assert isinstance(room, BlockTable)
     return PagedCache(contract, room, device)
 
 
 def is_paged(contract: Contract) -> bool:
     return any(binding.name == "block_table" for binding in contract.inputs)
-
-
-def _tensors(contract: Contract, sizes: dict[str, int], device: torch.device) -> dict[str, torch.Tensor]:
-    return {
-        source: torch.zeros(
-            contract[source].resolve(sizes), dtype=getattr(torch, contract[source].dtype), device=device
-        )
-        for _, source in contract.aliases
-    }

@@ -19,17 +19,27 @@ LIMITS = {"length": 320, "prefill_chunk": 48}
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("prefix")
     target = tiny_checkpoint(folder / "target", seed=1, head_dim=32, max_length=512)
     draft = tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=32, max_length=512)
-    recipe = write_recipe(folder / "paged.toml", target=target, draft=draft, window=3, backend=PAGED, **LIMITS)
-    return build(Recipe.load(recipe), folder / "bundle").folder
+
+    def built(name: str, backend: str) -> Path:
+        recipe = write_recipe(folder / f"{name}.toml", target=target, draft=draft, window=3, backend=backend, **LIMITS)
+        return build(Recipe.load(recipe), folder / name).folder
+
+    return {"paged": built("paged", PAGED), "linear": built("linear", 'name = "onnxruntime-cpu"')}
 
 
-@pytest.fixture
-def llm(bundle: Path) -> Iterator[LLM]:
-    with LLM(bundle, device="cpu", threads=1) as opened:
+@pytest.fixture(scope="module")
+def bundle(bundles: dict[str, Path]) -> Path:
+    """One whose caches are paged."""
+    return bundles["paged"]
+
+
+@pytest.fixture(params=["paged", "linear"])
+def llm(bundles: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(bundles[request.param], device="cpu", threads=1) as opened:
         yield opened
 
 
@@ -148,6 +158,22 @@ def test_memory_that_others_need_is_taken_from_what_was_kept_longest(bundle: Pat
         texts = [[first, *SHARED] for first in range(3)]
         assert [llm.generate(text, asked()).num_cached_tokens for text in (*texts, texts[2])] == [0, 0, 0, 128]
         assert llm.generate(texts[0], asked()).num_cached_tokens < 128
+
+
+def test_a_row_that_rounds_of_others_ran_over_is_still_known(bundles: dict[str, Path], forgetful: LLM) -> None:
+    """Its slot is free and in the middle of theirs; in the end its text is copied, and found where it was."""
+    with LLM(bundles["linear"], threads=1) as llm:
+        others = [[other, *SHARED] for other in (8, 9)]
+        params = [asked(max_tokens=5), *[asked(max_tokens=100, seed=seed) for seed in (1, 2)]]
+        found = llm.generate([SHARED, *others], params)  # the first one leaves first
+        assert [told(output) for output in found] == [
+            told(forgetful.generate(prompt, each)) for prompt, each in zip([SHARED, *others], params, strict=True)
+        ]
+        again = llm.generate([[*SHARED, end] for end in range(4)], asked())
+        assert [output.num_cached_tokens for output in again] == [128] * 4
+        assert [told(output) for output in again] == [
+            told(forgetful.generate([*SHARED, end], asked())) for end in range(4)
+        ]
 
 
 def test_a_cache_that_nobody_may_look_into_keeps_nothing(forgetful: LLM) -> None:

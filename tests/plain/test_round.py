@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandemrt.plugins.operators import Rule
-from tandemrt.runtime.caches.kv_cache import LinearRoom
+from tandemrt.runtime.caches.linear import LinearRoom
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -27,7 +27,7 @@ STAGES = ("propose", "fetch", "score", "commit", "fill", "verify")
 
 def filled(*prompts: int, **params: Any) -> Slots:
     """Slots with requests of so many prompt tokens; those of one token need no prefill."""
-    slots = Slots(SLOTS, LinearRoom(), [], window=0)
+    slots = Slots(SLOTS, LinearRoom(0), [], window=0)
     for length in prompts:
         slots.join(make_waiting(prompt=[0] * length, **params))
     return slots
@@ -123,7 +123,7 @@ def test_who_finishes_meanwhile_leaves_a_round_whose_calls_stay_as_they_are() ->
 def test_all_prompts_of_a_round_share_one_chunk_and_the_first_who_came_is_served_first() -> None:
     tandem: Any = FakeTandem()
     prompts = Prompts(tandem, FakeDrafter(ahead=True), Metrics(), chunk=CHUNK)
-    slots = Slots(SLOTS, LinearRoom(), [prompts], window=0)
+    slots = Slots(SLOTS, LinearRoom(0), [prompts], window=0)
     for length in (41, 1, 4, 30):
         slots.join(make_waiting(prompt=list(range(100, 100 + length))))
     rounds = []
@@ -162,7 +162,7 @@ def test_a_round_has_a_timetable_with_one_wait_and_the_last_one_is_only_committe
         FakeDrafter(ahead=ahead),
         scheduler,
         clock,
-        LinearRoom(),
+        LinearRoom(0),
         metrics,
         Timeline(CPU, metrics, enabled=False),
         slots=SLOTS,

@@ -14,7 +14,8 @@ from tandemrt.engines.calls import capacity
 from tandemrt.engines.contract import BLOCK_SIZE, blocks_of
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.caches.hashes import BlockHashes
-from tandemrt.runtime.caches.kv_cache import BlockTable, LinearRoom
+from tandemrt.runtime.caches.kv_cache import BlockTable
+from tandemrt.runtime.caches.linear import LinearRoom
 from tandemrt.runtime.drafters.ngram import NgramDrafter
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.request import Request
@@ -206,7 +207,7 @@ TestSeats.settings = settings(max_examples=40, stateful_step_count=20, deadline=
 
 
 def test_nobody_joins_where_all_slots_are_taken() -> None:
-    slots = Slots(1, LinearRoom(), [], window=0)
+    slots = Slots(1, LinearRoom(0), [], window=0)
     assert slots.join(make_waiting()) is not None
     with pytest.raises(InternalError, match="slots: all 1 are taken"):
         slots.join(make_waiting())
