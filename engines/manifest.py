@@ -189,8 +189,12 @@ class Manifest(Record):
 
     def to_json(self) -> str:
         """Return the text of ``bundle.json``: this manifest and a digest of it, so that no value changes unseen."""
-        data = self.model_dump(mode="json")
-        return json.dumps({**data, DIGEST: _digest(data)}, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps({**self.model_dump(mode="json"), DIGEST: self.digest}, indent=2, ensure_ascii=False) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that the manifest says: bundles with different digests may hold different weights."""
+        return _digest(self.model_dump(mode="json"))
 
     @model_validator(mode="after")
     def _agree(self) -> "Manifest":

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Protocol, TypedDict, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from tandemrt.engines.calls import capacity
+from tandemrt.engines.contract import BLOCK_SIZE, blocks_of
 from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.manifest import Limits
 from tandemrt.engines.validation import Section, explain, refuse
@@ -138,8 +140,12 @@ class RuntimeOptions(Section):
     )
     cache_tokens: Annotated[int, BeforeValidator(_whole), AfterValidator(_cache_tokens)] | None = Field(
         default=None,
-        description="tokens that a paged cache holds for all requests together; a request waits for room for its "
-        "prompt and max_tokens; default: the bundle's",
+        description="tokens that a paged cache holds for all requests together, at least one of the bundle's length; "
+        "where they run out, the youngest request waits and goes on later; default: the bundle's",
+    )
+    prefix_caching: bool = Field(
+        default=True,
+        description="reuse what the caches hold of texts that begin alike, in blocks of 64 tokens",
     )
     prefill_chunk: Annotated[int, BeforeValidator(_whole), AfterValidator(_prefill_chunk)] | None = Field(
         default=None,
@@ -181,6 +187,13 @@ class RuntimeOptions(Section):
                 f"cache_tokens: this bundle's cache is linear, a row of {limits.capacity} tokens for each of "
                 f"{limits.batch} slots, received {quoted(self.cache_tokens)}; leave it out"
             )
+        needed = capacity(limits.length, limits.window if self.largest_window is None else self.largest_window)
+        if self.cache_tokens is not None and blocks_of(self.cache_tokens) < blocks_of(needed):
+            raise BadRequest(
+                f"cache_tokens: must hold one request of the bundle's length {limits.length} and its last window, "
+                f"{needed} tokens in blocks of {BLOCK_SIZE}, received {quoted(self.cache_tokens)}; give at least "
+                f"{blocks_of(needed) * BLOCK_SIZE}, or build the bundle with a smaller limits.length"
+            )
 
     @property
     def largest_window(self) -> int | None:
@@ -211,6 +224,7 @@ class ServedOptions(TypedDict, total=False):
     queue_limit: int
     grammar_timeout_s: float
     cache_tokens: int | None
+    prefix_caching: bool
     prefill_chunk: int | None
     cuda_graphs: bool
     profile: bool

@@ -39,7 +39,8 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
     clock = Clock(where)
     with clock.active():
         engines = open_engines(bundle, where, options.threads)
-        room = make_room(limits, [engine.contract for engine in engines.values()], options.cache_tokens, where)
+        contracts = [engine.contract for engine in engines.values()]
+        room = make_room(limits, contracts, options.cache_tokens, where, window=windows.largest)
         buffers = RoundBuffers(
             slots=limits.batch,
             window=windows.largest,

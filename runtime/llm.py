@@ -58,7 +58,7 @@ class LLM:
             self.tokenizer,
             vocabulary,
             window=loop.drafter.window,
-            cache_tokens=loop.room.tokens,
+            prefix_caching=asked.prefix_caching,
             grammar_timeout_s=asked.grammar_timeout_s,
         )
         self._metrics = loop.metrics

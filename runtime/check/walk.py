@@ -14,7 +14,8 @@ from tandemrt.engines.calls import decoder_uses
 from tandemrt.engines.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.caches.kv_cache import BlockTable, Cache, LinearCache, PagedCache, is_paged, windows
+from tandemrt.runtime.caches.kv_cache import BlockTable, Cache, PagedCache, is_paged, windows
+from tandemrt.runtime.caches.linear import LinearCache
 
 _CHUNK = 48  # tokens, at most: longer ones only cost the CPU time
 _QUERIES = ("window", "window", "one", "window", "one", "one")

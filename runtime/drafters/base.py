@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import SlotListener
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.round import Round
@@ -27,6 +28,9 @@ class Drafter(SlotListener, Protocol):
 
     def prefill(self, slot: int, tokens: torch.Tensor) -> None:
         """Take in the next prompt tokens [slots, tokens] of slots from ``slot`` on, where its caches are linear."""
+
+    def held(self, running: Running) -> int:
+        """How many tokens of a text its caches hold at least, prefill aside; all of them if it has none."""
 
     def skip(self, this: Round) -> None:
         """Take note that ``this`` round drafts nothing, and take in its prompts."""

@@ -90,6 +90,10 @@ class ModelDrafter:
         """See Drafter.prefill."""
         self._prefill(slot, tokens, self._state.view("length", slot + len(tokens))[slot:])
 
+    def held(self, running: Running) -> int:
+        """See Drafter.held. After a fully accepted window the last drafted token is in no cache yet."""
+        return self._seen.get(running.slot, max(running.prefill_end, len(running.tokens) - 2))
+
     def skip(self, this: Round) -> None:
         """See Drafter.skip. What these rows emit meanwhile is fed to the draft before it is asked again."""
         for slot, running in this.rows.items():

@@ -35,6 +35,10 @@ class NgramDrafter:
     def prefill(self, slot: int, tokens: torch.Tensor) -> None:
         """See Drafter.prefill. The text itself is the index."""
 
+    def held(self, running: Running) -> int:
+        """See Drafter.held."""
+        return len(running.tokens)
+
     def skip(self, this: Round) -> None:
         """See Drafter.skip."""
 

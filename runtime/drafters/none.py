@@ -22,6 +22,10 @@ class NoDrafter:
     def prefill(self, slot: int, tokens: torch.Tensor) -> None:
         """See Drafter.prefill."""
 
+    def held(self, running: Running) -> int:
+        """See Drafter.held."""
+        return len(running.tokens)
+
     def skip(self, this: Round) -> None:
         """See Drafter.skip."""
 

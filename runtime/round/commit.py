@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from tandemrt.engines.errors import InternalError
@@ -42,25 +42,32 @@ class Committer:
         One whose text has finished keeps its end. What can still raise then (a slot that cannot be emptied) is logged:
         it takes nothing from a finished text, and nothing from those in the other slots.
         """
+        self._end(running, reason, failure, lambda: self._slots.leave(running.slot))
+
+    def drop(self, dropped: Dropped) -> None:
+        """End a request that has left the queue and has no slot; one that had one keeps its text. Raises nothing."""
+        waiting, reason, failure = dropped
+        if waiting.preempted is not None:
+            self._end(waiting.preempted, reason, failure, lambda: None)
+            return
+        request = waiting.request
+        request.end(reason, failure=failure)
+        self._count(request)
+        self._tell(request)
+
+    def _end(self, running: Running, reason: str, failure: BaseException | None, leave: Callable[[], None]) -> None:
         request = running.request
         try:
             with ExitStack() as always:  # who is added last comes first; each comes, whatever the others raise
                 always.callback(self._tell, request)  # without a text, where that is what raises
                 always.callback(running.tell)
                 always.callback(self._count, request)
-                always.callback(self._slots.leave, running.slot)
+                always.callback(leave)
                 self._keep(running, running.finish(reason, failure))
                 self._metrics.forced_ends += running.forced_ends
                 self._metrics.boundaries_inside += running.boundaries_inside
         except BaseException:
             log.exception("a request ended (%s), and something failed with its end", request.finish_reason)
-
-    def drop(self, dropped: Dropped) -> None:
-        """End a request that has left the queue and has no slot."""
-        request = dropped.request
-        request.end(dropped.reason, failure=dropped.failure)
-        self._count(request)
-        self._tell(request)
 
     def _take(self, running: Running, emitted: list[int], drafted: int) -> None:
         """Take one request forward. What raises here is its own, and ends it alone."""

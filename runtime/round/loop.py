@@ -28,6 +28,7 @@ from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.requests.waiting import Dropped
 from tandemrt.runtime.round.commit import Committer
 from tandemrt.runtime.round.fill import Filler
+from tandemrt.runtime.round.growth import Growth
 from tandemrt.runtime.round.prompts import Prompts
 from tandemrt.runtime.round.round import Round, Verified
 from tandemrt.runtime.round.stages import Stages
@@ -69,6 +70,7 @@ class Loop:
         self._timeline = timeline
         self.windows = windows
         self._committer = Committer(tandem.buffers, self.slots, metrics)
+        self._growth = Growth(self.slots, scheduler, drafter, self._committer, metrics)
         filler = Filler(tandem.buffers, clock, self._committer, metrics)
         self._stages = Stages(tandem, drafter, filler, self._committer, clock, metrics, timeline)
         self._last: Verified | None = None
@@ -76,6 +78,7 @@ class Loop:
     def step(self) -> None:
         """One round, and the commit of the one before it."""
         self._leave()
+        self._last = self._growth.grow(self._last)
         this = self._begin()
         last, self._last = self._last, None
         if this.works:
@@ -127,10 +130,10 @@ class Loop:
 
     def die(self, error: BaseException) -> None:
         """End every request, also those in the queue, and take no more: ``error`` is nobody's, so it is everybody's."""
-        waiting = self.scheduler.die(error)
+        queued = self.scheduler.die(error)
         self.fail(error)
-        for request in waiting:
-            self._committer.drop(Dropped(request, "error", error))
+        for waiting in queued:
+            self._committer.drop(Dropped(waiting, "error", error))
 
     def _leave(self) -> None:
         """Requests that were cancelled or ran out of time leave, from the slots and from the queue."""
@@ -147,9 +150,11 @@ class Loop:
         with self.metrics.timed("prefill"), self._timeline.span("prefill"):
             joined, failed = self.scheduler.admit(self.slots)
             for running in joined:
-                self.metrics.queue_seconds.observe(time.monotonic() - running.request.submitted)
+                self.metrics.cached += running.cached
+                if not running.preemptions:
+                    self.metrics.queue_seconds.observe(time.monotonic() - running.request.submitted)
             if failed is not None:
-                request, error = failed
+                waiting, error = failed
                 log.error("a request could not join a slot, it ends with an error", exc_info=error)
-                self._committer.drop(Dropped(request, "error", error))
+                self._committer.drop(Dropped(waiting, "error", error))
             return self.prompts.begin(self.slots, self.windows)

@@ -75,3 +75,8 @@ class Verified:
 
     round: Round
     usable: Mapping[int, int]
+
+    def without(self, slot: int) -> "Verified":
+        """The same round, of which nothing is committed for ``slot``."""
+        rows = {other: running for other, running in self.round.rows.items() if other != slot}
+        return replace(self, round=replace(self.round, rows=rows))

@@ -117,7 +117,7 @@ def test_memory_comes_back_and_rounds_allocate_nothing(bundle: Path) -> None:
 
 def test_requests_wait_for_memory_and_are_all_served(bundle: Path) -> None:
     with LLM(bundle, cache_tokens=128) as few, LLM(bundle) as many:
-        assert few.loop.room.tokens == 128
+        assert few.loop.room.allocator.blocks == 3  # type: ignore[attr-defined]  # two, and scratch
         lengths = [len(output.token_ids) for output in drive(few, EVEN)]
         assert lengths == [len(output.token_ids) for output in drive(many, EVEN)]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandemrt.plugins.operators import Rule
-from tandemrt.runtime.caches.kv_cache import LinearRoom
+from tandemrt.runtime.caches.linear import LinearRoom
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -27,7 +27,7 @@ STAGES = ("propose", "fetch", "score", "commit", "fill", "verify")
 
 def filled(*prompts: int, **params: Any) -> Slots:
     """Slots with requests of so many prompt tokens; those of one token need no prefill."""
-    slots = Slots(SLOTS, LinearRoom(), [], window=0)
+    slots = Slots(SLOTS, LinearRoom(0), [], window=0)
     for length in prompts:
         slots.join(make_waiting(prompt=[0] * length, **params))
     return slots
@@ -77,6 +77,9 @@ class FakeDrafter:
     def prefill(self, slot: int, tokens: torch.Tensor) -> None:
         pass
 
+    def held(self, running: Any) -> int:
+        return len(running.tokens)
+
     def skip(self, this: Round) -> None:
         pass
 
@@ -125,7 +128,7 @@ def prompted(*lengths: int, beside: int = CHUNK) -> tuple[Any, Prompts, Slots]:
     """A target over a linear cache, and prompts of ``lengths`` tokens that count up from 100."""
     tandem: Any = FakeTandem()
     prompts = Prompts(tandem, FakeDrafter(ahead=True), Metrics(), chunk=CHUNK, chunk_beside=beside)
-    slots = Slots(SLOTS, LinearRoom(), [prompts], window=0)
+    slots = Slots(SLOTS, LinearRoom(0), [prompts], window=0)
     for length in lengths:
         slots.join(make_waiting(prompt=list(range(100, 100 + length))))
     return tandem, prompts, slots
@@ -188,7 +191,7 @@ def test_a_round_has_a_timetable_with_one_wait_and_the_last_one_is_only_committe
         FakeDrafter(ahead=ahead),
         scheduler,
         clock,
-        LinearRoom(),
+        LinearRoom(0),
         metrics,
         Timeline(CPU, metrics, enabled=False),
         slots=SLOTS,
