@@ -19,6 +19,7 @@ from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins import functions
 from tandemrt.plugins.kernels.attention import AttentionLauncher
 from tandemrt.plugins.kernels.attention_plan import KEYS, MAX_SPLITS, Plan, Workspace
+from tandemrt.plugins.launch import Context
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.reference import window_attention
 from tests.engine.attention_cases import NAMES, assert_close, attributes, case, expected, tolerance
@@ -219,6 +220,19 @@ def test_a_plan_covers_every_row_and_fits_the_device(batch, query, kv_heads, gro
     assert plan.shared >= max(4 * 16 * (head_dim + 8) * 4, plan.splits * plan.rows * 4)  # what is merged in its place
 
 
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 700), min_size=1, max_size=70),
+    padding=st.integers(1, 127),
+    group=st.sampled_from([1, 2, 4, 7, 8]),
+)
+def test_a_plan_of_runs_has_a_tile_for_every_token_however_they_are_shared_out(lengths, padding, group):
+    sizes = {"heads": 2 * group, "kv_heads": 2, "head_dim": 128, "capacity": 4096, "processors": PROCESSORS}
+    plan = Plan.of_runs(runs=len(lengths), tokens=sum(lengths) + padding, **sizes)
+    assert plan.tiles >= sum(-(-length * group // plan.rows) for length in lengths)
+    assert plan.grid == (plan.tiles * plan.splits, 2, 1)
+
+
 def test_few_rows_share_the_processors_and_many_do_not_split():
     sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": PROCESSORS}
     assert [Plan.of(batch=batch, **sizes).splits for batch in (1, 4, 8, 64)] == [8, 4, 2, 1]
@@ -248,6 +262,13 @@ def test_a_workspace_grows_and_is_shared():
     assert not parts[-1].tickets.any()
 
 
+def test_prepared_queries_have_room_that_grows_and_is_shared():
+    workspace = Workspace("cpu")
+    few, many, some = (workspace.queries(tokens, 4, 32, torch.float16) for tokens in (5, 100, 60))
+    assert few.shape == (5, 4, 32)
+    assert some.data_ptr() == many.data_ptr() != few.data_ptr()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -255,6 +276,12 @@ def test_a_workspace_grows_and_is_shared():
         ({"block_table": torch.zeros(2, 2, dtype=torch.int64)}, "block_table: a contiguous torch.int32"),
         ({"mixed": torch.zeros(256, 6).T}, "mixed: a contiguous"),
         ({"q_norm": torch.ones(64)}, "both or neither"),
+        (
+            {"prompt_rows": torch.zeros(1, dtype=torch.int32)},
+            "windows of equal length .* 2 rows, 1 prompt tok",
+        ),
+        ({"prompt_rows": torch.zeros(2, dtype=torch.int32)}, "windows of equal length .* 2 prompt tokens and 0 runs"),
+        ({"prompt_starts": torch.zeros(2, dtype=torch.int32)}, r"prompt_starts: a contiguous torch.int32\[1\]"),
         ({"key_cache": torch.zeros(5, 2, 48, 64), "value_cache": torch.zeros(5, 2, 48, 64)}, "multiple of 64"),
     ],
     ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
@@ -263,7 +290,7 @@ def test_what_does_not_fit_is_refused_by_name(change, message):
     tensors = {n: v if v is None else torch.from_numpy(v) for n, v in case([70, 3], 3).items()}
     tensors = {**tensors, "mixed": torch.zeros(6, 256)} | change
     with pytest.raises(ValueError, match=message):
-        AttentionLauncher(None, *tensors.values(), workspace=Workspace("cpu"), **attributes())
+        AttentionLauncher(Context(torch.device("cpu")), *tensors.values(), **attributes())
 
 
 def _model(dtype, norm, given):
