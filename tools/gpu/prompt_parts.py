@@ -47,14 +47,18 @@ class PromptParts:
         """The same for prompts that share their first ``known`` tokens, once one of them was read."""
         found: dict[str, Any] = {}
         for requests_at_once in wanted:
-            each = []
+            each, before = [], self._llm.metrics.cached
             for _ in range(_REPEATS):
                 prompts, params = self._asked(requests_at_once + 1, self._window)
                 prompts = [prompts[0][:known] + prompt[known:] for prompt in prompts]
                 first_tokens(self._llm, prompts[:1], params[:1])
                 each.append(first_tokens(self._llm, prompts[1:], params[1:]))
-            found[str(requests_at_once)] = each
-            self._say(f"{requests_at_once} prompts, {known} of {self._tokens} tokens shared: {_ms(each)}")
+            reused = (self._llm.metrics.cached - before) / (_REPEATS * requests_at_once)
+            found[str(requests_at_once)] = {"first_tokens_ms": each, "reused": reused}
+            self._say(
+                f"{requests_at_once} prompts, {known} of {self._tokens} tokens shared, {reused:.0f} of each found again: "
+                + _ms(each)
+            )
         return found
 
     def arrivals(self, running: int, window: int) -> dict[str, Any]:
