@@ -56,7 +56,7 @@ class PromptParts:
             reused = (self._llm.metrics.cached - before) / (_REPEATS * requests_at_once)
             found[str(requests_at_once)] = {"first_tokens_ms": each, "reused": reused}
             self._say(
-                f"{requests_at_once} prompts, {known} of {self._tokens} tokens shared, {reused:.0f} of each found again: "
+                f"{requests_at_once} prompts, {known} of {self._tokens} tokens shared, {reused:.0f} found again: "
                 + _ms(each)
             )
         return found
