@@ -64,7 +64,10 @@ def alone(bundles: dict[str, Path]) -> list[list[int]]:
 def opened(bundles: dict[str, Path]) -> Iterator[dict[tuple[str, bool], LLM]]:
     with ExitStack() as stack:
         yield {
-            (kind, overlap): stack.enter_context(LLM(bundles[kind], device="cpu", threads=1, overlap=overlap))
+            # Half of them read every prompt from its beginning, the others what they do not know of it.
+            (kind, overlap): stack.enter_context(
+                LLM(bundles[kind], device="cpu", threads=1, overlap=overlap, prefix_caching=overlap)
+            )
             for kind in DRAFTING
             for overlap in (False, True)
         }
@@ -154,7 +157,9 @@ def test_whoever_comes_when_beside_whom_and_in_whatever_parts_gets_the_text_it_h
         else:
             assert (output.finish_reason, output.token_ids) == ("length", alone[which]), f"request {number}"
     if all(cancelled is None for *_, cancelled in arrivals):
-        assert llm.metrics.since(before).prefilled == sum(len(ASKED[which][0]) - 1 for which, *_ in arrivals)
+        counted = llm.metrics.since(before)
+        assert counted.prefilled + counted.cached == sum(len(ASKED[which][0]) - 1 for which, *_ in arrivals)
+        assert counted.cached == 0 or overlap
 
 
 def rounds_of(llm: LLM) -> list[Round]:
