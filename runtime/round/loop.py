@@ -14,6 +14,9 @@
 The host commits a round while the next one is already proposed, so it waits once per round, for both. What
 verification decided is acted on by the device at once (SlotState.advance) and by the host one wait later: a request
 that turns out to be finished leaves its last rows to be masked out, which emits nothing.
+
+Prompts that are missing in the caches are part of the round (Prompts.begin). One without requests that decode has
+prompts alone: nothing is filled or verified then.
 """
 
 import logging

@@ -7,6 +7,7 @@ out, doubled or put in a wrong place anywhere shows in the text.
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
@@ -221,6 +223,14 @@ def test_fewer_prompt_tokens_go_in_while_others_decode_if_so_opened(
         assert [output.token_ids for _, output in sorted(outputs.items())] == [alone[0], alone[7]]
         assert len(beside) == 8
         assert max(this.prompts.prompt_tokens + this.windows for this in beside) <= 32, "20 and padding"
+
+
+def test_prompts_that_are_run_when_a_bundle_opens_leave_no_trace(llm: LLM, alone: list[list[int]]) -> None:
+    llm._worker.prepare(partial(capture, llm.loop))
+    assert llm.metrics.prefilled == 0
+    assert not llm.loop.tandem.state.view("length", SLOTS).any()
+    found = llm.generate([prompt for prompt, _ in ASKED], [params_of(asked) for _, asked in ASKED])
+    assert [output.token_ids for output in found] == alone
 
 
 @pytest.mark.parametrize(
