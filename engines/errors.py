@@ -46,6 +46,10 @@ class InternalError(TandemError):
     """An invariant of TandemRT itself does not hold. Always a bug: please report it."""
 
 
+class ProcessLost(TandemError):
+    """A process that worked for a request was killed from outside; send the request again."""
+
+
 class Closed(TandemError):
     """A runtime was used after it was closed; open the bundle again."""
 
