@@ -115,6 +115,14 @@ def test_acceptance_counts_what_was_kept_and_never_the_token_verification_adds(k
     assert record.mean_acceptance_length == max(1, kept)
 
 
+def test_the_acceptance_rate_is_of_what_was_drafted_and_not_of_what_a_window_could_hold() -> None:
+    record = Speculation(window=4)
+    record.record(drafted=2, kept=2, emitted=2)
+    record.record(drafted=1, kept=2, emitted=2)
+    assert (record.num_draft_tokens, record.num_accepted_draft_tokens) == (3, 2)
+    assert record.draft_acceptance_rate == record.to_json()["draft_acceptance_rate"] == 2 / 3
+
+
 def word_tokenizer(*words: str) -> Tokenizer:
     """A token per byte (spelled by byte fallback) and one per word, as sentencepiece models have them."""
     vocab = {symbol: i for i, symbol in enumerate([*(f"<0x{byte:02X}>" for byte in range(256)), *words])}
