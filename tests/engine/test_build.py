@@ -306,7 +306,7 @@ def test_a_tokenizer_with_more_ids_than_logits_is_refused(copy: Path) -> None:
 
 
 def test_a_length_beyond_the_training_of_a_model_is_refused(copy: Path) -> None:
-    with pytest.raises(BadRecipe, match="must not exceed the target's max_position_embeddings, 256; got 257; lower"):
+    with pytest.raises(BadRecipe, match=r"the length that the target's config.json gives, 256; got 257; lower"):
         build(recipe(copy, length=257), copy / "out")
 
 
