@@ -77,22 +77,24 @@ class ProcessPool:
 
     def _run(self) -> None:
         """A thread: work for its process, until there has been none for a while."""
-        me, process = threading.current_thread(), None
+        process: Process | None = None
         while (work := self._next()) is not None:
             process = self._do(work, process)
-        with self._changed:
-            del self._threads[me]
         if process is not None:
             process.end()
 
     def _next(self) -> "_Work | None":
+        """The next work; None if this thread is to end, and is none of the pool's from here on."""
         end = time.monotonic() + _IDLE_S
         with self._changed:
             self._idle += 1
             while not self._work and not self._closed and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
             self._idle -= 1
-            return self._work.popleft() if self._work else None
+            if self._work:
+                return self._work.popleft()
+            del self._threads[threading.current_thread()]
+            return None
 
     def _do(self, work: "_Work", process: Process | None) -> Process | None:
         """Do ``work``; return the process for the next one. Whatever is raised belongs to whoever waits for it."""
