@@ -158,7 +158,7 @@ class Parts:
 
 
 class Workspace:
-    """Memory for partial results and prepared queries, shared by calls that run one after the other on one device.
+    """Memory for partial results, prepared queries and their lengths, shared by calls that run one after the other on one device.
 
     It grows to the largest call; calls bound before keep what they were bound to.
     """
@@ -167,6 +167,7 @@ class Workspace:
         self._device = device
         self._parts = self._allocate(0, 0, 0)
         self._queries = torch.empty(0, dtype=torch.uint8, device=device)
+        self._lengths = torch.empty(0, dtype=torch.int32, device=device)
 
     def queries(self, tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         """Room for the prepared queries of prompts, [tokens, heads, head_dim]."""
@@ -174,6 +175,13 @@ class Workspace:
         if len(self._queries) < size:
             self._queries = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._queries[:size].view(dtype).view(tokens, heads, head_dim)
+
+    def lengths(self, prompts: int) -> torch.Tensor:
+        """Room for what cuDNN asks of runs of prompts, int32 [3, prompts + 1]."""
+        size = 3 * (prompts + 1)
+        if len(self._lengths) < size:
+            self._lengths = torch.empty(size, dtype=torch.int32, device=self._device)
+        return self._lengths[:size].view(3, prompts + 1)
 
     def parts(self, plan: Plan) -> Parts:
         held = self._parts

@@ -16,6 +16,18 @@ struct Runs {
     }
 };
 
+// What cuDNN asks of runs whose tokens have `width` elements, [3][runs + 1] unless null: new tokens of each run, all
+// tokens of its text, and where it begins in the queries. By the first block.
+__device__ inline void write_lengths(const int* starts, const i64* index, int runs, int width, int* lengths) {
+    if (!lengths || blockIdx.x) return;
+    for (int run = threadIdx.x; run <= runs; run += blockDim.x) {
+        int tokens = run < runs ? starts[run + 1] - starts[run] : 0;
+        lengths[run] = tokens;
+        lengths[runs + 1 + run] = run < runs ? static_cast<int>(index[run]) + tokens : 0;
+        lengths[2 * (runs + 1) + run] = starts[run] * width;
+    }
+}
+
 // Norm and rotary embedding of prompts: queries, times x.scale, to `queries` [x.query, heads, D], keys and values to the
 // cache. One warp per token and PREPARED heads, grid (ceil(x.query * ceil(all heads / PREPARED) / 4)).
 constexpr int PREPARED = 4;  // loaded together, so that none waits for another's place
