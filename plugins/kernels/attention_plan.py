@@ -158,9 +158,9 @@ class Parts:
 
 
 class Workspace:
-    """Memory for partial results, prepared queries and their lengths, shared by calls that run one after the other on one device.
+    """Memory for partial results, prepared queries and lengths of runs, shared by calls of one device.
 
-    It grows to the largest call; calls bound before keep what they were bound to.
+    Such calls must follow one another. It grows to the largest call; calls bound before keep what they were bound to.
     """
 
     def __init__(self, device: torch.device | str) -> None:

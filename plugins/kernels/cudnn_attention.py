@@ -18,6 +18,7 @@ from tandemrt.plugins.launch import Context
 
 OLDEST = 90_500  # paged caches
 DTYPES = (torch.bfloat16, torch.float16)
+CUDNN_KEYS = 128  # of a tile; attention_prompts.cuh says what follows
 
 
 @cache
