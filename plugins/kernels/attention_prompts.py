@@ -48,7 +48,9 @@ def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Wo
     """
     queries = workspace.queries(len(prompts.qkv), sizes.heads, prompts.key_cache.shape[-1], prompts.qkv.dtype)
     module = context.module("attention")
-    if not cudnn_attention.serves(queries.dtype, queries.shape[-1]):
+    positions = prompts.table.shape[1] * prompts.key_cache.shape[2]
+    attention: Call
+    if not cudnn_attention.serves(queries.dtype, queries.shape[-1], positions):
         factor = 1.0 if queries.dtype == torch.float32 else sizes.scale * _LOG2_E
         attention = RunAttention(prompts, queries, sizes, module, workspace)
         return _Preparation(prompts, queries, sizes, module, factor=factor), attention

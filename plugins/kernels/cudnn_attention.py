@@ -18,7 +18,7 @@ from tandemrt.plugins.launch import Context
 
 OLDEST = 90_500  # paged caches
 DTYPES = (torch.bfloat16, torch.float16)
-CUDNN_KEYS = 128  # of a tile; attention_prompts.cuh says what follows
+KEYS = 128  # of a tile; attention_prompts.cuh says what follows
 
 
 @cache
@@ -27,7 +27,7 @@ def unavailable() -> str | None:
     try:
         import cudnn
     except ImportError as error:
-        return f"nvidia-cudnn-frontend is not installed ({error}); pip install 'tandemrt[kernels]'"
+        return f"nvidia-cudnn-frontend is not installed ({error}); pip install 'tandemrt[cuda]'"
     version = int(cudnn.backend_version())
     if version < OLDEST:
         return f"cuDNN {version} is older than {OLDEST}; install a newer torch"
@@ -77,13 +77,12 @@ class CudnnAttention:
     ) -> None:
         self._device = context.device
         self._handle = context.keep("cudnn", lambda: _handle(context.device))
-        shapes = (queries.dtype, tuple(queries.shape), tuple(key_cache.shape), tuple(table.shape))
         self._plan = context.keep(
-            ("cudnn", shapes, scale, sliding_window),
-            lambda: _Plan.build(self._handle, *shapes, scale, sliding_window, context.device),
+            ("cudnn", queries.dtype, queries.shape, key_cache.shape, table.shape, scale, sliding_window),
+            lambda: _Plan.build(self._handle, queries, key_cache, table, scale, sliding_window),
         )
-        given = (queries, key_cache, value_cache, table, table)
-        given += (lengths.queries, lengths.keys, lengths.offsets, mixed)
+        given = [queries, key_cache, value_cache, table, table]
+        given += [lengths.queries, lengths.keys, lengths.offsets, mixed]
         self._tensors = dict(zip(self._plan.tensors, given, strict=True))
 
     def run(self) -> None:
@@ -94,9 +93,12 @@ class CudnnAttention:
         self._plan.graph.execute(self._tensors, self._plan.workspace, handle=self._handle)
 
 
-def serves(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether cuDNN attends in ``dtype`` over heads of ``head_dim`` on this machine."""
-    return dtype in DTYPES and head_dim % 8 == 0 and head_dim <= 256 and unavailable() is None
+def serves(dtype: torch.dtype, head_dim: int, positions: int) -> bool:
+    """Whether cuDNN attends in ``dtype`` over heads of ``head_dim`` on this machine, by tables for ``positions``.
+
+    It looks up whole tiles of keys, so a table that ends within one would be read beyond its end.
+    """
+    return dtype in DTYPES and head_dim % 8 == 0 and head_dim <= 256 and not positions % KEYS and unavailable() is None
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,16 @@ class _Plan:
     def build(
         cls,
         handle: Any,
-        dtype: torch.dtype,
-        queries: tuple[int, int, int],
-        cache: tuple[int, int, int, int],
-        table: tuple[int, int],
+        queries: torch.Tensor,
+        cache: torch.Tensor,
+        table: torch.Tensor,
         scale: float,
         sliding_window: int,
-        device: torch.device,
     ) -> "_Plan":
+        """For tensors of these shapes and dtypes."""
         import cudnn
 
-        kind = cudnn.data_type.BFLOAT16 if dtype == torch.bfloat16 else cudnn.data_type.HALF
+        kind = cudnn.data_type.BFLOAT16 if queries.dtype == torch.bfloat16 else cudnn.data_type.HALF
         whole, single = cudnn.data_type.INT32, cudnn.data_type.FLOAT
         graph = cudnn.pygraph(io_data_type=kind, intermediate_data_type=single, compute_data_type=single, handle=handle)
 
@@ -129,11 +130,11 @@ class _Plan:
             strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
             return graph.tensor(name=name, dim=list(shape), stride=strides, data_type=data_type)
 
-        (tokens, heads, head_dim), (prompts, blocks) = queries, table
+        (tokens, heads, head_dim), (prompts, blocks) = queries.shape, table.shape
         # cuDNN orders [batch, heads, tokens, head_dim]; offsets say where a run begins, so no stride of runs is read.
         shape, strides = [prompts, heads, tokens, head_dim], [tokens * heads * head_dim, head_dim, heads * head_dim, 1]
         query = graph.tensor(name="queries", dim=shape, stride=strides, data_type=kind)
-        keys, values = tensor("keys", cache), tensor("values", cache)
+        keys, values = tensor("keys", tuple(cache.shape)), tensor("values", tuple(cache.shape))
         key_table, value_table = (tensor(name, (prompts, 1, blocks, 1), whole) for name in ("key_table", "value_table"))
         lengths = [tensor(name, (prompts, 1, 1, 1), whole) for name in ("query_lengths", "key_lengths")]
         offsets = tensor("offsets", (prompts + 1, 1, 1, 1), whole)
@@ -151,7 +152,7 @@ class _Plan:
             seq_len_kv=lengths[1],
             paged_attention_k_table=key_table,
             paged_attention_v_table=value_table,
-            paged_attention_max_seq_len_kv=blocks * cache[2],
+            paged_attention_max_seq_len_kv=blocks * cache.shape[2],
             diagonal_alignment=cudnn.diagonal_alignment.BOTTOM_RIGHT,
             diagonal_band_right_bound=0,
             **window,
@@ -159,7 +160,7 @@ class _Plan:
         mixed.set_output(True).set_dim(shape).set_stride(strides).set_data_type(kind)
         mixed.set_ragged_offset(offsets)
         graph.build([cudnn.heur_mode.A])
-        workspace = torch.empty(max(graph.get_workspace_size(), 1), dtype=torch.uint8, device=device)
+        workspace = torch.empty(max(graph.get_workspace_size(), 1), dtype=torch.uint8, device=queries.device)
         return cls(graph, (query, keys, values, key_table, value_table, *lengths, offsets, mixed), workspace)
 
 
