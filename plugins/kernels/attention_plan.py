@@ -35,7 +35,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cut of windows of ``batch`` rows, or of all runs of prompts as if they were one row.
+    """The cut of the windows of ``batch`` rows, or of all runs of prompts, as if they were one row.
 
     Row r of a KV head is token r // group, query head r % group; ``rows`` of them are one tile. ``splits`` blocks of
     threads share the keys of a tile, as one cluster where ``clustered``, else through the workspace. ``appends``: the
@@ -83,13 +83,12 @@ class Plan:
         capacity: int,
         processors: int,
         clusters: bool = False,
-        splits: int | None = None,
     ) -> "Plan":
         """``runs`` of prompts that have ``tokens`` tokens together, however these are shared out: each run begins a
         tile. The rest as in ``of``."""
         rows = _ROWS[-1]
         tiles = -(-tokens * (heads // kv_heads) // rows) + runs - 1
-        return cls._cut(1, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, splits)
+        return cls._cut(1, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, None)
 
     @classmethod
     def _cut(
