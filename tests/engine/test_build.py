@@ -233,11 +233,11 @@ def test_the_steps_of_a_cuda_bundle_compute_the_same_on_a_cpu(paged: Path) -> No
     bundle = Bundle.open(paged)
     engine = open_engines(bundle, torch.device("cpu"), 1)["target"]
     tokens = torch.arange(5, 15)[None]
-    sizes = {"batch": 1, "query": 10, "rows": 10, "blocks": 3}
+    sizes = {"batch": 1, "rows": 10, "tokens": 10, "blocks": 3, "prompt_tokens": 0, "prompts": 0, "prompts+1": 1}
     given = {
         b.name: torch.zeros(b.resolve(sizes), dtype=getattr(torch, b.dtype)) for b in bundle.contract("target").inputs
     }
-    given |= {"token_ids": tokens, "score_rows": torch.arange(10)[None]}
+    given |= {"token_ids": tokens[0], "score_rows": torch.arange(10)[None]}
     given |= {"block_table": torch.tensor([[2, 1]], dtype=torch.int32)}
     logits = torch.full((1, 10, bundle.vocab), float("nan"))
     engine.bind(given | {"logits": logits}).run()
