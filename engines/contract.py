@@ -106,7 +106,7 @@ def decoder(
             Binding("token_ids", "int64", ("tokens",) if paged else ("batch", "query")),
             Binding("write_index", "int64", ("batch",)),
             Binding("score_rows", "int64", ("batch", "rows")),
-            *(packed(blocks_of(capacity)) if paged else ()),
+            *(packed(table_width(capacity)) if paged else ()),
             *(Binding(f"past_{kind}", dtype, shape) for kind in kinds),
         ),
         outputs=(
@@ -120,23 +120,19 @@ def decoder(
 def packed(max_blocks: int) -> tuple[Binding, ...]:
     """Where the tokens of a packed call stand, by tables of ``max_blocks`` blocks.
 
-    First come the windows of ``batch`` rows, equally long (0 tokens is a length), one behind the other; then runs of
-    prompts, one behind the other; then padding, if any. A prompt's token knows its run, ``prompt_rows``, which is -1
-    for padding: it is written nowhere, and what is computed for it means nothing. Without runs there are no such
-    tokens. Run r has the prompt's tokens from
-    ``prompt_starts[r]`` up to ``prompt_starts[r + 1]``, the first run beginning at 0; no tokens is a length.
-    ``prompt_index`` counts the tokens of a run's text that are already in its cache, ``prompt_table`` lists its blocks.
+    First come the windows of ``batch`` rows, at least one, equally long (0 tokens is a length), one behind the other.
+    Then come ``prompt_tokens`` tokens: runs of prompts, one behind the other, and padding. ``prompt_rows`` says which
+    run a token belongs to; -1 is padding, which is written nowhere, and what is computed for it means nothing. Without
+    runs there is no padding either. Run r has the tokens from ``prompt_starts[r]`` up to ``prompt_starts[r + 1]``,
+    counted from the first prompt token, where the first run begins; no tokens is a length. ``prompt_index`` counts the
+    tokens of a run's text that are already in its cache, ``prompt_table`` lists its blocks.
 
     Prompts are written and attend before windows are written, so a text may be in one call as both: the window then
     stands behind the run.
     """
-    return (
-        Binding("block_table", "int32", ("batch", max_blocks)),
-        Binding("prompt_rows", "int32", ("prompt_tokens",)),
-        Binding("prompt_starts", "int32", ("prompts+1",)),
-        Binding("prompt_index", "int64", ("prompts",)),
-        Binding("prompt_table", "int32", ("prompts", max_blocks)),
-    )
+    operator = SCHEMAS["window_attention"]
+    names = ("block_table", "prompt_rows", "prompt_starts", "prompt_index", "prompt_table")
+    return operator.resolved(tuple(operator[name] for name in names), dtype="", max_blocks=max_blocks)
 
 
 def verify(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
@@ -170,6 +166,11 @@ def propose(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
 def blocks_of(tokens: int) -> int:
     """Blocks of a paged cache that hold ``tokens`` tokens of one row."""
     return -(-tokens // BLOCK_SIZE)
+
+
+def table_width(capacity: int) -> int:
+    """Blocks that a row's table has room for: an even number, because cuDNN looks two up at a time."""
+    return -(-blocks_of(capacity) // 2) * 2
 
 
 def mask_words(vocab: int) -> int:

@@ -1,9 +1,9 @@
 """The layers of a decoder, written once for all lowerings.
 
 Shapes use the symbols of engines/contract.py; ``hidden``, the stream of residuals, is [batch, query, hidden size], or
-[tokens, hidden size] over a paged cache: nothing here knows rows.
-Values that a graph may be cut at (export/passes/cut.py) have names that speak: ``hidden.3`` is the stream in front of
-layer 3's attention, ``residual.3`` behind it.
+over a paged cache [tokens, hidden size]: nothing here knows rows. Values that a graph may be cut at
+(export/passes/cut.py) have names that speak: ``hidden.3`` is the stream in front of layer 3's attention,
+``residual.3`` behind it.
 """
 
 from collections.abc import Mapping

@@ -35,7 +35,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cut of windows of ``batch`` rows, or of all runs of prompts as if they were one row.
+    """The cut of the windows of ``batch`` rows, or of all runs of prompts, as if they were one row.
 
     Row r of a KV head is token r // group, query head r % group; ``rows`` of them are one tile. ``splits`` blocks of
     threads share the keys of a tile, as one cluster where ``clustered``, else through the workspace. ``appends``: the
@@ -83,13 +83,12 @@ class Plan:
         capacity: int,
         processors: int,
         clusters: bool = False,
-        splits: int | None = None,
     ) -> "Plan":
         """``runs`` of prompts that have ``tokens`` tokens together, however these are shared out: each run begins a
         tile. The rest as in ``of``."""
         rows = _ROWS[-1]
         tiles = -(-tokens * (heads // kv_heads) // rows) + runs - 1
-        return cls._cut(1, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, splits)
+        return cls._cut(1, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, None)
 
     @classmethod
     def _cut(
@@ -158,15 +157,16 @@ class Parts:
 
 
 class Workspace:
-    """Memory for partial results and prepared queries, shared by calls that run one after the other on one device.
+    """Memory for partial results, prepared queries and lengths of runs, shared by calls of one device.
 
-    It grows to the largest call; calls bound before keep what they were bound to.
+    Such calls must follow one another. It grows to the largest call; calls bound before keep what they were bound to.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
         self._parts = self._allocate(0, 0, 0)
         self._queries = torch.empty(0, dtype=torch.uint8, device=device)
+        self._lengths = torch.empty(0, dtype=torch.int32, device=device)
 
     def queries(self, tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         """Room for the prepared queries of prompts, [tokens, heads, head_dim]."""
@@ -174,6 +174,13 @@ class Workspace:
         if len(self._queries) < size:
             self._queries = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._queries[:size].view(dtype).view(tokens, heads, head_dim)
+
+    def lengths(self, prompts: int) -> torch.Tensor:
+        """Room for what cuDNN asks of runs of prompts, int32 [3, prompts + 1]."""
+        size = 3 * (prompts + 1)
+        if len(self._lengths) < size:
+            self._lengths = torch.empty(size, dtype=torch.int32, device=self._device)
+        return self._lengths[:size].view(3, prompts + 1)
 
     def parts(self, plan: Plan) -> Parts:
         held = self._parts

@@ -207,8 +207,10 @@ class Decoder:
         runs: Sequence[tuple[int, int, Sequence[int]]],
         padding: int = 0,
     ) -> torch.Tensor:
-        """float32[tokens, vocab] of a packed call, padding left out: ``windows`` [batch, query] of rows ``of``, then ``runs``,
-        each (row, tokens it has cached, new tokens)."""
+        """float32[tokens, vocab] of a packed call, padding left out.
+
+        ``windows`` [batch, query] of rows ``of``, then ``runs``, each (row, tokens it has cached, new tokens).
+        """
         batch, counts = len(windows), [len(new) for *_, new in runs]
         ids = [token for new in (*windows, *(new for *_, new in runs)) for token in new]
         ends = torch.tensor([0, *counts]).cumsum(0)
