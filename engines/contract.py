@@ -106,7 +106,7 @@ def decoder(
             Binding("token_ids", "int64", ("tokens",) if paged else ("batch", "query")),
             Binding("write_index", "int64", ("batch",)),
             Binding("score_rows", "int64", ("batch", "rows")),
-            *(packed(blocks_of(capacity)) if paged else ()),
+            *(packed(table_width(capacity)) if paged else ()),
             *(Binding(f"past_{kind}", dtype, shape) for kind in kinds),
         ),
         outputs=(
@@ -166,6 +166,11 @@ def propose(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
 def blocks_of(tokens: int) -> int:
     """Blocks of a paged cache that hold ``tokens`` tokens of one row."""
     return -(-tokens // BLOCK_SIZE)
+
+
+def table_width(capacity: int) -> int:
+    """Blocks that a row's table has room for: an even number, because cuDNN looks two up at a time."""
+    return -(-blocks_of(capacity) // 2) * 2
 
 
 def mask_words(vocab: int) -> int:

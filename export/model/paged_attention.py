@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from tandemrt.engines.contract import BLOCK_SIZE, blocks_of
+from tandemrt.engines.contract import BLOCK_SIZE, table_width
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.export.model.attention import Cache, Heads
 from tandemrt.export.model.builder import GraphBuilder, dims_of
@@ -39,7 +39,7 @@ class PagedAttention:
         cls, b: GraphBuilder, spec: ModelSpec, given: Mapping[str, ir.Value], *, capacity: int, dtype: str
     ) -> "PagedAttention":
         """Tables for every position of a row's blocks, the last one to its end."""
-        tables = rotary_tables(b, spec.rope, blocks_of(capacity) * BLOCK_SIZE, dtype)
+        tables = rotary_tables(b, spec.rope, table_width(capacity) * BLOCK_SIZE, dtype)
         names = [binding.name for binding in SCHEMAS["window_attention"].inputs if binding.name in given]
         return cls(spec, {name: given[name] for name in names}, *tables)
 

@@ -41,9 +41,10 @@
         const T::Element *q_norm, const T::Element *k_norm
 #define PREPARE(NAME, T, D)                                                                                           \
     extern "C" __global__ void __launch_bounds__(128) prepare_##NAME##_##D(                                           \
-        RUN_INPUTS(T), SIZES, float scale, float epsilon, T::Element* queries, T::Element* key_cache,                 \
-        T::Element* value_cache) {                                                                                    \
-        prepare_all<T, D>(OPERANDS(T), Runs{rows, starts}, queries);                                                  \
+        RUN_INPUTS(T), SIZES, int runs, float scale, float epsilon, T::Element* queries, T::Element* key_cache,       \
+        T::Element* value_cache, int* lengths) {                                                                      \
+        write_lengths(starts, write_index, runs, heads* D, lengths);                                                  \
+        prepare_all<T, D>(OPERANDS(T), Runs{rows, starts}, lengths, queries);                                         \
     }
 #define ATTEND_RUNS(NAME, T, D)                                                                                       \
     extern "C" __global__ void __launch_bounds__(128, 2) attend_runs_##NAME##_##D(                                    \

@@ -157,15 +157,16 @@ class Parts:
 
 
 class Workspace:
-    """Memory for partial results and prepared queries, shared by calls that run one after the other on one device.
+    """Memory for partial results, prepared queries and lengths of runs, shared by calls of one device.
 
-    It grows to the largest call; calls bound before keep what they were bound to.
+    Such calls must follow one another. It grows to the largest call; calls bound before keep what they were bound to.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
         self._parts = self._allocate(0, 0, 0)
         self._queries = torch.empty(0, dtype=torch.uint8, device=device)
+        self._lengths = torch.empty(0, dtype=torch.int32, device=device)
 
     def queries(self, tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         """Room for the prepared queries of prompts, [tokens, heads, head_dim]."""
@@ -173,6 +174,13 @@ class Workspace:
         if len(self._queries) < size:
             self._queries = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._queries[:size].view(dtype).view(tokens, heads, head_dim)
+
+    def lengths(self, prompts: int) -> torch.Tensor:
+        """Room for what cuDNN asks of runs of prompts, int32 [3, prompts + 1]."""
+        size = 3 * (prompts + 1)
+        if len(self._lengths) < size:
+            self._lengths = torch.empty(size, dtype=torch.int32, device=self._device)
+        return self._lengths[:size].view(3, prompts + 1)
 
     def parts(self, plan: Plan) -> Parts:
         held = self._parts

@@ -16,12 +16,26 @@ struct Runs {
     }
 };
 
+// What cuDNN asks of runs whose tokens have `width` elements, [3][runs + 1] unless null: new tokens of each run, all
+// tokens of its text, and where it begins in the queries. By the first block.
+__device__ inline void write_lengths(const int* starts, const i64* index, int runs, int width, int* lengths) {
+    if (!lengths || blockIdx.x) return;
+    for (int run = threadIdx.x; run <= runs; run += blockDim.x) {
+        int tokens = run < runs ? starts[run + 1] - starts[run] : 0;
+        lengths[run] = tokens;
+        lengths[runs + 1 + run] = run < runs ? static_cast<int>(index[run]) + tokens : 0;
+        lengths[2 * (runs + 1) + run] = starts[run] * width;
+    }
+}
+
 // Norm and rotary embedding of prompts: queries, times x.scale, to `queries` [x.query, heads, D], keys and values to the
 // cache. One warp per token and PREPARED heads, grid (ceil(x.query * ceil(all heads / PREPARED) / 4)).
 constexpr int PREPARED = 4;  // loaded together, so that none waits for another's place
+constexpr int CUDNN_KEYS = 128;  // of a tile: masked values of the last one are multiplied by 0, so none may be NaN
 
+// `clear`: entries behind a run, up to the end of a tile of CUDNN_KEYS positions, become 0. Nobody else's text is there.
 template <class T, int D>
-__device__ void prepare_all(const Operands<T>& x, Runs runs, typename T::Element* queries) {
+__device__ void prepare_all(const Operands<T>& x, Runs runs, bool clear, typename T::Element* queries) {
     int all = x.heads + 2 * x.kv_heads, units = (all + PREPARED - 1) / PREPARED, lane = threadIdx.x % 32;
     int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, token = warp / units, first = warp % units * PREPARED;
     if (token >= x.query) return;
@@ -36,7 +50,9 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, typename T::Element
     i64 angle = position * (D / 2) + 2 * lane;
     float2 cosine = lane < D / 4 ? T::load2(x.cosine + angle) : make_float2(0, 0);
     float2 sine = lane < D / 4 ? T::load2(x.sine + angle) : make_float2(0, 0);
-    int block = x.block_of(run, position);
+    int block = x.block_of(run, position), end = static_cast<int>(position) + 1;
+    int cleared = clear && token == runs.starts[run + 1] - 1
+        ? x.bounded((end + CUDNN_KEYS - 1) / CUDNN_KEYS * CUDNN_KEYS) : end;
 #pragma unroll
     for (int i = 0; i < PREPARED; ++i) {
         int head = first + i;
@@ -56,8 +72,11 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, typename T::Element
             store_head<T, D>(queries + (static_cast<i64>(token) * x.heads + head) * D, made);
         } else {
             auto* cache = is_key ? x.key_cache : x.value_cache;
-            i64 at = x.entry(block, (head - x.heads) % x.kv_heads, static_cast<int>(position));
-            store_head<T, D>(cache + at * D, made);
+            int kv_head = (head - x.heads) % x.kv_heads;
+            store_head<T, D>(cache + x.entry(block, kv_head, static_cast<int>(position)) * D, made);
+            Head nothing = {make_float2(0, 0), make_float2(0, 0)};
+            for (int at = end; at < cleared; ++at)
+                store_head<T, D>(cache + x.entry(x.block_of(run, at), kv_head, at) * D, nothing);
         }
     }
 }

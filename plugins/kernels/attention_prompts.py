@@ -1,10 +1,11 @@
-"""Runs of prompts in ``window_attention`` on the GPU: prepared by one kernel, then attended to by another."""
+"""Runs of prompts in ``window_attention`` on the GPU: prepared by a kernel, then attended to by cuDNN or another."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from tandemrt.plugins.kernels import cudnn_attention
 from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Workspace
 from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context
@@ -41,28 +42,44 @@ class Prompts:
 
 
 def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Workspace) -> tuple[Call, Call]:
-    """Bind what runs of prompts need, in order: prepare queries, write keys and values; then attend."""
-    queries = workspace.queries(len(prompts.qkv), sizes.heads, prompts.key_cache.shape[-1], prompts.qkv.dtype)
-    attention, factor = _attention(prompts, queries, sizes, context, workspace)
-    return _Preparation(prompts, queries, sizes, factor, context.module("attention")), attention
+    """Bind what runs of prompts need, in order: prepare queries, write keys and values; then attend.
 
-
-def _attention(
-    prompts: Prompts, queries: torch.Tensor, sizes: Sizes, context: Context, workspace: Workspace
-) -> tuple[Call, float]:
-    """What attends for prompts, and what it wants their prepared queries to be multiplied by.
-
-    This is where another library's attention would be chosen, for the calls that it serves.
+    cuDNN attends where it serves (cudnn_attention.py), else our own kernel.
     """
-    factor = 1.0 if queries.dtype == torch.float32 else sizes.scale * _LOG2_E
-    return RunAttention(prompts, queries, sizes, context.module("attention"), workspace), factor
+    queries = workspace.queries(len(prompts.qkv), sizes.heads, prompts.key_cache.shape[-1], prompts.qkv.dtype)
+    module = context.module("attention")
+    positions = prompts.table.shape[1] * prompts.key_cache.shape[2]
+    attention: Call
+    if not cudnn_attention.serves(queries.dtype, queries.shape[-1], positions):
+        factor = 1.0 if queries.dtype == torch.float32 else sizes.scale * _LOG2_E
+        attention = RunAttention(prompts, queries, sizes, module, workspace)
+        return _Preparation(prompts, queries, sizes, module, factor=factor), attention
+    lengths = workspace.lengths(len(prompts.index))
+    attention = cudnn_attention.CudnnAttention(
+        queries,
+        *prompts.caches,
+        prompts.table,
+        cudnn_attention.RunLengths.of(lengths, len(prompts.index)),
+        prompts.mixed,
+        scale=sizes.scale,
+        sliding_window=sizes.sliding_window,
+        context=context,
+    )
+    return _Preparation(prompts, queries, sizes, module, factor=1.0, lengths=lengths), attention
 
 
 class _Preparation:
-    """``prepare_<dtype>_<D>``, bound."""
+    """``prepare_<dtype>_<D>``, bound. Queries are multiplied by ``factor``; ``lengths`` as in RunLengths, if wanted."""
 
     def __init__(
-        self, prompts: Prompts, queries: torch.Tensor, sizes: Sizes, factor: float, module: KernelModule
+        self,
+        prompts: Prompts,
+        queries: torch.Tensor,
+        sizes: Sizes,
+        module: KernelModule,
+        *,
+        factor: float,
+        lengths: torch.Tensor | None = None,
     ) -> None:
         tokens, head_dim = len(prompts.qkv), queries.shape[-1]
         warps = tokens * -(-(sizes.heads + 2 * sizes.kv_heads) // _HEADS_PER_WARP)
@@ -74,9 +91,11 @@ class _Preparation:
             BLOCK,
             *prompts.inputs(prompts.qkv),
             *_scalars(prompts, sizes),
+            np.int32(len(prompts.index)),
             *floats,
             queries,
             *prompts.caches,
+            lengths,
         )
 
     def run(self) -> None:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of
+from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of, table_width
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.caches.allocator import BlockAllocator
 from tandemrt.runtime.device import upload
@@ -142,7 +142,7 @@ def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None,
     """
     if not any(map(is_paged, contracts)):
         return LinearRoom()
-    return BlockTable(limits.batch, blocks_of(limits.capacity), blocks_in_all(limits, tokens), device)
+    return BlockTable(limits.batch, table_width(limits.capacity), blocks_in_all(limits, tokens), device)
 
 
 def blocks_in_all(limits: Limits, tokens: int | None) -> int:

@@ -310,6 +310,24 @@ def test_a_length_beyond_the_training_of_a_model_is_refused(copy: Path) -> None:
         build(recipe(copy, length=257), copy / "out")
 
 
+def test_a_length_beyond_the_training_of_the_draft_is_refused(copy: Path) -> None:
+    config = json.loads((copy / "draft" / "config.json").read_text())
+    (copy / "draft" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 95}))
+    with pytest.raises(BadRecipe, match="must not exceed the draft's max_position_embeddings, 95; got 96; lower"):
+        open_models(recipe(copy))
+
+
+@pytest.mark.parametrize(("written", "dtype"), [("", "float32"), ('\ndtype = "float16"', "float16")])
+def test_a_draft_computes_in_a_dtype_of_its_own_and_else_in_the_targets(copy: Path, written: str, dtype: str) -> None:
+    drafting = f'kind = "model"\ncheckpoint = "{copy / "draft"}"{written}'
+    wanted = Recipe.load(write_recipe(copy / "own.toml", target=copy / "target", drafting=drafting))
+    models = open_models(wanted)
+    assert [model.dtype for model in models] == ["float32", dtype]
+    made = {graph.name: graph.dtype for graph in graphs(wanted, models, "length")}
+    assert {made[name] for name in ("target", "verify", "adjust")} == {"float32"}
+    assert {made[name] for name in ("draft", "propose", "propose_probs")} == {dtype}
+
+
 def test_a_forced_end_without_a_marker_is_refused(copy: Path) -> None:
     wanted = recipe(copy)
     assert wanted.reasoning is not None
