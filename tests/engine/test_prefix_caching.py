@@ -128,7 +128,7 @@ def test_two_requests_with_one_prompt_at_once_are_as_if_alone(llm: LLM, forgetfu
 def test_one_who_joins_while_the_first_is_in_prefill_finds_what_has_been_written(bundle: Path, forgetful: LLM) -> None:
     with LLM(bundle, device="cpu", threads=1) as llm, llm.loop.clock.active():
         outputs: list[RequestOutput] = []
-        prompt = [*SHARED, *SHARED]
+        prompt = [*SHARED, *SHARED[:100]]
         for seed, steps in ((1, 3), (2, 100)):  # 3 x 48 tokens are enqueued when the second one joins
             params, listen = asked(seed=seed), lambda item: item.output and outputs.append(item.output)
             llm._scheduler.submit(llm._admission.admit(prompt, params, listen), block=False)
