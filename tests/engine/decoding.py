@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from tandemrt.engines.contract import Contract, blocks_of
+from tandemrt.engines.contract import Contract, table_width
 from tandemrt.engines.decoder import Piece
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
@@ -163,7 +163,7 @@ class Decoder:
         self.dtype = getattr(torch, dtype)
         # A float16 key of 3e4 would overflow in the product with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}
-        per_row = blocks_of(capacity)
+        per_row = table_width(capacity)
         # Rows own blocks in no order; block 0 belongs to nobody.
         order = 1 + torch.randperm(batch * per_row, generator=torch.Generator().manual_seed(5), dtype=torch.int32)
         self.table = order.reshape(batch, per_row)
