@@ -69,8 +69,8 @@ def upload(values: Sequence[Any] | npt.NDArray[Any], target: torch.Tensor) -> No
 
     The staging tensor may be dropped at once: torch keeps pinned memory until the copies from it are done.
     """
-    pin = target.device.type == "cuda"
-    target.copy_(torch.tensor(values, dtype=target.dtype, pin_memory=pin), non_blocking=True)
+    staged = torch.tensor(values, dtype=target.dtype)
+    target.copy_(staged.pin_memory() if target.device.type == "cuda" else staged, non_blocking=True)
 
 
 def _event(stream: Any) -> Any:
