@@ -10,8 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack, overload
 
-from transformers import AutoTokenizer
-
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest, InternalError, TandemError, named
 from tandemrt.engines.options import OpeningOptions, RuntimeOptions, signature
@@ -49,9 +47,7 @@ class LLM:
         asked = RuntimeOptions(**options)
         self.bundle = Bundle.open(bundle)
         asked.require_fit(self.bundle.limits)
-        self.tokenizer, vocabulary = open_tokenizer(
-            AutoTokenizer.from_pretrained, self.bundle.tokenizer_dir, self.bundle.vocab
-        )
+        self.tokenizer, vocabulary = open_tokenizer(self.bundle.tokenizer_dir, self.bundle.vocab)
         loop = assemble(self.bundle, asked)
         self._admission = Admission(
             self.bundle,

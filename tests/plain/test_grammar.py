@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from tandemrt.engines.errors import BadBundle, BadRequest, InternalError
-from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
+from tandemrt.engines.vocabulary import Vocabulary, read_vocabulary
 from tests.plain.constraints import (
     CALL,
     END,
@@ -163,11 +162,11 @@ def byte_level(vocabulary=None, added=()):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens(list(added))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    return tokenizer
 
 
 def test_a_byte_level_vocabulary_spells_every_byte_once():
-    vocabulary = vocabulary_from_tokenizer(byte_level(), 300)
+    vocabulary = read_vocabulary(byte_level(), 300)
     assert sorted(vocabulary.tokens[:256]) == [bytes([byte]) for byte in range(256)]
     assert (vocabulary.valid_tokens, vocabulary.special) == (256, frozenset())
     assert vocabulary.tokens[256:] == (b"",) * 44
@@ -175,15 +174,15 @@ def test_a_byte_level_vocabulary_spells_every_byte_once():
 
 def test_the_tokens_of_a_text_spell_the_text():
     tokenizer = byte_level()
-    tokens = vocabulary_from_tokenizer(tokenizer, 256).tokens
+    tokens = read_vocabulary(tokenizer, 256).tokens
     text = 'é 😀\n{"a": 1}\x00'
-    assert b"".join(tokens[token] for token in tokenizer.encode(text)) == text.encode()
+    assert b"".join(tokens[token] for token in tokenizer.encode(text).ids) == text.encode()
 
 
 def test_added_tokens_spell_nothing_whether_they_are_called_special_or_not():
     """G14."""
     added = [AddedToken("<|end|>", special=True), AddedToken("<think>", special=False)]
-    vocabulary = vocabulary_from_tokenizer(byte_level(added=added), 260)
+    vocabulary = read_vocabulary(byte_level(added=added), 260)
     assert vocabulary.special == {256, 257}
     assert vocabulary.tokens[256:258] == (b"", b"")
     assert vocabulary.valid_tokens == 258
@@ -192,16 +191,15 @@ def test_added_tokens_spell_nothing_whether_they_are_called_special_or_not():
 def test_a_byte_fallback_vocabulary_is_spelled_too():
     tokenizer = Tokenizer(models.BPE(vocab={"<0x0A>": 0, "▁a": 1, "é": 2}, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    assert vocabulary_from_tokenizer(wrapped, 3).tokens == (b"\n", b" a", "é".encode())
+    assert read_vocabulary(tokenizer, 3).tokens == (b"\n", b" a", "é".encode())
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused():
     with pytest.raises(BadBundle, match="width of the logits"):
-        vocabulary_from_tokenizer(byte_level(), 255)
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+        read_vocabulary(byte_level(), 255)
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(BadBundle, match="ByteLevel or ByteFallback"):
-        vocabulary_from_tokenizer(words, 1)
+        read_vocabulary(words, 1)
 
 
 def test_digests_tell_vocabularies_of_one_size_apart():
