@@ -1,11 +1,10 @@
 """From a bundle to a loop: engines opened, buffers and caches allocated, a drafter chosen."""
 
-import torch
-
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.implied import require_implied
 from tandemrt.engines.options import RuntimeOptions
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends import open_engines
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.caches.kv_cache import Room, make_cache, make_room

@@ -1,13 +1,12 @@
 """Backends: each is one file that opens engines (base.Engine)."""
 
-import torch
-
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.manifest import RUNNABLE, EngineName
 from tandemrt.engines.operators import HEADS
 from tandemrt.engines.tensorrt.library import LIBRARIES
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Engine
 
 

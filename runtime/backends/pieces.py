@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadBundle
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session, place
 
 _CAPTURABLE = {

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from tandemrt.engines.binding import Binding
 from tandemrt.engines.dtypes import ONNX, from_onnxruntime
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
+from tandemrt.plugins.tensors import torch
 
 try:
     import onnxruntime as onnxruntime  # exported

@@ -2,9 +2,8 @@
 
 from functools import cache
 
-import torch
-
 from tandemrt.plugins.operators import Rule
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.device import upload

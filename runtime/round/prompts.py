@@ -1,7 +1,6 @@
 """Prompts on their way into the caches, a few tokens a round."""
 
-import torch
-
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.metrics import Metrics

@@ -1,7 +1,6 @@
 """What the device knows of each slot: where it stands in its text and how it samples."""
 
-import torch
-
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.requests.request import SlotParams
 from tandemrt.runtime.requests.running import Running

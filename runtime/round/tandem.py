@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
-import torch
-
 from tandemrt.engines.contract import Contract
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
