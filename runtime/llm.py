@@ -1,6 +1,5 @@
 """The Python face: open a bundle, generate, stream."""
 
-import asyncio
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
@@ -17,7 +16,6 @@ from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.runtime.assemble import assemble
 from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.progress import progress_bar
 from tandemrt.runtime.requests.admission import Admission
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.prompt import Prompt, is_batch
@@ -115,6 +113,8 @@ class LLM:
 
         Leaving the iteration cancels the request. Raises BadRequest or QueueFull before the first item.
         """
+        import asyncio  # slow to import, and only streams need it
+
         self._worker.require_here(waits=True)
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[StreamOutput] = asyncio.Queue()
@@ -193,6 +193,8 @@ class LLM:
     def _capture(self, loop: Loop) -> None:
         if not loop.tandem.engines["target"].capturable:
             return
+        from tandemrt.runtime.progress import progress_bar
+
         try:
             with progress_bar("capturing CUDA graphs") as progress:
                 self._worker.prepare(partial(capture, loop, progress))
