@@ -10,9 +10,9 @@ import ml_dtypes  # noqa: F401  # bfloat16 for numpy
 import numpy as np
 from safetensors import safe_open
 
-Form = Literal["F32", "Q8_0", "Q4_1"]
-_TYPES: dict[Form, int] = {"F32": 0, "Q4_1": 3, "Q8_0": 8}
-_FILE_TYPES: dict[Form, int] = {"F32": 0, "Q4_1": 3, "Q8_0": 7}
+Form = Literal["F32", "F16", "Q8_0", "Q4_1"]
+_TYPES: dict[Form, int] = {"F32": 0, "F16": 1, "Q4_1": 3, "Q8_0": 8}
+_FILE_TYPES: dict[Form, int] = {"F32": 0, "F16": 1, "Q4_1": 3, "Q8_0": 7}
 _ALIGNMENT = 32
 _NAMES = {
     "input_layernorm": "attn_norm",
@@ -124,12 +124,14 @@ def _value(value: Any) -> bytes:
 
 
 def _bytes_of(array: np.ndarray, kind: Form) -> int:
-    return {"F32": array.size * 4, "Q8_0": array.size // 32 * 34, "Q4_1": array.size // 32 * 20}[kind]
+    return {"F32": array.size * 4, "F16": array.size * 2, "Q8_0": array.size // 32 * 34, "Q4_1": array.size // 32 * 20}[
+        kind
+    ]
 
 
 def _packed(array: np.ndarray, kind: Form) -> bytes:
-    if kind == "F32":
-        return array.astype("<f4").tobytes()
+    if kind in ("F32", "F16"):
+        return array.astype("<f4" if kind == "F32" else "<f2").tobytes()
     blocks = array.reshape(-1, 32)
     if kind == "Q8_0":
         scale = np.abs(blocks).max(1, keepdims=True) / 127

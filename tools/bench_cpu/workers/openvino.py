@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, which reads a GGUF file. A folder beside it, or a hint in its name, says what it computes in."""
+"""OpenVINO GenAI, which reads a GGUF file."""
 
 import os
 from typing import Any

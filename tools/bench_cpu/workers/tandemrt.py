@@ -8,7 +8,7 @@ from tools.bench_cpu.protocol import serve
 
 class TandemRT:
     def __init__(self, model: str, threads: int) -> None:
-        self._llm = LLM(model, threads=threads)
+        self._llm = LLM(model, threads=threads, grammar_timeout_s=600.0)
 
     def generate(self, prompts: list[list[int]], tokens: int, *, schema: str, speculate: bool) -> list[list[int]]:
         params = SamplingParams(
@@ -18,7 +18,11 @@ class TandemRT:
             window=None if speculate else 0,
             structured_outputs=StructuredOutputs(json=json.loads(schema)) if schema else None,
         )
-        return [output.token_ids for output in self._llm.generate(prompts, params)]
+        outputs = self._llm.generate(prompts, params)
+        for output in outputs:
+            if output.error:
+                raise RuntimeError(output.error)
+        return [output.token_ids for output in outputs]
 
 
 if __name__ == "__main__":
