@@ -49,10 +49,11 @@ class _Torch:
             return _imported().arange(*bounds, device=device)
         return HostTensor(np.arange(*bounds, dtype=np.int64))
 
-    def tensor(self, values: Any, *, dtype: Any, device: Any = CPU, pin_memory: bool = False) -> Any:
-        if _elsewhere(device) or pin_memory or not isinstance(dtype, HostDtype):
+    def tensor(self, values: Any, *, dtype: Any = None, device: Any = CPU, pin_memory: bool = False) -> Any:
+        if _elsewhere(device) or pin_memory or not isinstance(dtype, HostDtype | None):
             return _imported().tensor(values, dtype=_real(dtype), device=_place(device), pin_memory=pin_memory)
-        return HostTensor(np.array(values, dtype=dtype.numpy))
+        array = np.array(values, dtype=dtype.numpy if dtype else None)
+        return HostTensor(array if dtype or array.dtype != np.float64 else array.astype(np.float32))
 
     def add(self, first: Any, second: Any, *, out: Any) -> Any:
         if not isinstance(out, HostTensor):

@@ -124,9 +124,7 @@ def _value(value: Any) -> bytes:
 
 
 def _bytes_of(array: np.ndarray, kind: Form) -> int:
-    return {"F32": array.size * 4, "F16": array.size * 2, "Q8_0": array.size // 32 * 34, "Q4_1": array.size // 32 * 20}[
-        kind
-    ]
+    return int(array.size * {"F32": 4, "F16": 2, "Q8_0": 34 / 32, "Q4_1": 20 / 32}[kind])
 
 
 def _packed(array: np.ndarray, kind: Form) -> bytes:
