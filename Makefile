@@ -77,11 +77,16 @@ $(VENV)/.torch: constraints.txt
 	@echo "setting up $(VENV): the first time takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) --no-compile "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
+# Grammars need the library in xgrammar and not its Python package (runtime/grammars/binding.py), so that neither triton
+# nor transformers is installed; and only what the demo imports is compiled, when it does.
+DEMO_NEEDS = import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*(d for d in p["dependencies"] + p["optional-dependencies"]["cpu"] if "xgrammar" not in d), "apache-tvm-ffi")
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	@$(PIP) --editable '.[cpu]'
+	@$(PIP) --no-compile $$($(BIN)/python -c '$(DEMO_NEEDS)' | sed 's/>=[^ ]*//g')
+	@$(PIP) --no-compile --no-deps xgrammar --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
