@@ -33,26 +33,24 @@ class HostDtype(str):
         return self.numpy.itemsize
 
 
-class HostDevice:
-    """The one device there is without torch."""
+class HostDevice(str):
+    """The one device there is without torch, in a form that torch takes for its own of that name."""
 
+    __slots__ = ()
     type = "cpu"
     index: int | None = None
 
-    def __str__(self) -> str:
-        return self.type
-
-    def __repr__(self) -> str:
-        return "device(type='cpu')"
-
     def __eq__(self, other: object) -> bool:
-        return getattr(other, "type", None) == self.type
+        return getattr(other, "type", other) == self.type
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __hash__(self) -> int:
         return hash(self.type)
 
 
-CPU = HostDevice()
+CPU = HostDevice("cpu")
 
 
 class HostTensor:
@@ -81,6 +79,10 @@ class HostTensor:
 
     def numel(self) -> int:
         return self._array.size
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.nbytes
 
     def data_ptr(self) -> int:
         """The address of the first element."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tandemrt.plugins.host_tensor import CPU, HostDevice, HostDtype, HostTensor, array_of
+from tandemrt.plugins.host_tensor import CPU, HostDtype, HostTensor, array_of
 from tandemrt.plugins.host_tensor import zeros as host_zeros
 
 _DTYPES = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
@@ -29,13 +29,13 @@ class _Torch:
         return found
 
     def device(self, kind: Any, index: int | None = None) -> Any:
-        if isinstance(kind, HostDevice) or (isinstance(kind, str) and kind in ("cpu", "cpu:0")):
+        if isinstance(kind, str) and kind in ("cpu", "cpu:0"):
             return CPU
         return _imported().device(kind) if index is None else _imported().device(kind, index)
 
     def zeros(self, *shape: Any, dtype: Any = _FLOAT, device: Any = CPU, **how: Any) -> Any:
         if _elsewhere(device) or how.get("pin_memory"):
-            return _imported().zeros(*shape, dtype=_real(dtype), device=_place(device), **how)
+            return _imported().zeros(*shape, dtype=_real(dtype), device=device, **how)
         return host_zeros(*shape, dtype=str(dtype))
 
     def empty(self, *shape: Any, dtype: Any = _FLOAT, device: Any = CPU) -> Any:
@@ -51,7 +51,7 @@ class _Torch:
 
     def tensor(self, values: Any, *, dtype: Any = None, device: Any = CPU, pin_memory: bool = False) -> Any:
         if _elsewhere(device) or pin_memory or not isinstance(dtype, HostDtype | None):
-            return _imported().tensor(values, dtype=_real(dtype), device=_place(device), pin_memory=pin_memory)
+            return _imported().tensor(values, dtype=_real(dtype), device=device, pin_memory=pin_memory)
         array = np.array(values, dtype=dtype.numpy if dtype else None)
         return HostTensor(array if dtype or array.dtype != np.float64 else array.astype(np.float32))
 
@@ -86,10 +86,6 @@ def _imported() -> Any:
 
 def _elsewhere(device: Any) -> bool:
     return str(device).partition(":")[0] != "cpu"
-
-
-def _place(device: Any) -> Any:
-    return str(device) if isinstance(device, HostDevice) else device
 
 
 def _real(dtype: Any) -> Any:
