@@ -107,6 +107,9 @@ class HostTensor:
     def tolist(self) -> Any:
         return self._array.tolist()
 
+    def any(self) -> bool:
+        return bool(self._array.any())
+
     def item(self) -> Any:
         return self._array.item()
 
