@@ -38,7 +38,7 @@ class HostDevice(str):
 
     __slots__ = ()
     type = "cpu"
-    index: int | None = None
+    index: int | None = None  # type: ignore[assignment]  # torch.device has it, str.index is nobody's business
 
     def __eq__(self, other: object) -> bool:
         return getattr(other, "type", other) == self.type
