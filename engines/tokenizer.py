@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from tandemrt.engines.chat_template import ChatTemplate, chance_in_template
 from tandemrt.engines.errors import BadBundle, BadRequest, TandemError, clipped, quoted
-from tandemrt.engines.vocabulary import Vocabulary, read_vocabulary
+from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -67,7 +67,7 @@ def open_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, Vocabulary
         tokenizer = _read(folder)
         require_function(tokenizer)
         tokenizer.decode(tokenizer.encode("a b"), skip_special_tokens=True)
-        return tokenizer, read_vocabulary(tokenizer.backend, vocab_size)
+        return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size)
     except (TandemError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # whatever a strange value leads to; a panic of tokenizers is no Exception

@@ -31,7 +31,7 @@ class Vocabulary:
         return digest.hexdigest()
 
 
-def read_vocabulary(backend: Any, vocab_size: int) -> Vocabulary:
+def vocabulary_from_tokenizer(backend: Any, vocab_size: int) -> Vocabulary:
     """Read the vocabulary of a tokenizer of ``tokenizers``; ``vocab_size`` is the width of the model's logits.
 
     Every added token counts as a control token, whether the tokenizer calls it special or not: reasoning markers and

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tandemrt.engines.errors import BadBundle, BadRequest, InternalError
-from tandemrt.engines.vocabulary import Vocabulary, read_vocabulary
+from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
 from tests.plain.constraints import (
     CALL,
     END,
@@ -166,7 +166,7 @@ def byte_level(vocabulary=None, added=()):
 
 
 def test_a_byte_level_vocabulary_spells_every_byte_once():
-    vocabulary = read_vocabulary(byte_level(), 300)
+    vocabulary = vocabulary_from_tokenizer(byte_level(), 300)
     assert sorted(vocabulary.tokens[:256]) == [bytes([byte]) for byte in range(256)]
     assert (vocabulary.valid_tokens, vocabulary.special) == (256, frozenset())
     assert vocabulary.tokens[256:] == (b"",) * 44
@@ -174,7 +174,7 @@ def test_a_byte_level_vocabulary_spells_every_byte_once():
 
 def test_the_tokens_of_a_text_spell_the_text():
     tokenizer = byte_level()
-    tokens = read_vocabulary(tokenizer, 256).tokens
+    tokens = vocabulary_from_tokenizer(tokenizer, 256).tokens
     text = 'é 😀\n{"a": 1}\x00'
     assert b"".join(tokens[token] for token in tokenizer.encode(text).ids) == text.encode()
 
@@ -182,7 +182,7 @@ def test_the_tokens_of_a_text_spell_the_text():
 def test_added_tokens_spell_nothing_whether_they_are_called_special_or_not():
     """G14."""
     added = [AddedToken("<|end|>", special=True), AddedToken("<think>", special=False)]
-    vocabulary = read_vocabulary(byte_level(added=added), 260)
+    vocabulary = vocabulary_from_tokenizer(byte_level(added=added), 260)
     assert vocabulary.special == {256, 257}
     assert vocabulary.tokens[256:258] == (b"", b"")
     assert vocabulary.valid_tokens == 258
@@ -191,15 +191,15 @@ def test_added_tokens_spell_nothing_whether_they_are_called_special_or_not():
 def test_a_byte_fallback_vocabulary_is_spelled_too():
     tokenizer = Tokenizer(models.BPE(vocab={"<0x0A>": 0, "▁a": 1, "é": 2}, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    assert read_vocabulary(tokenizer, 3).tokens == (b"\n", b" a", "é".encode())
+    assert vocabulary_from_tokenizer(tokenizer, 3).tokens == (b"\n", b" a", "é".encode())
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused():
     with pytest.raises(BadBundle, match="width of the logits"):
-        read_vocabulary(byte_level(), 255)
+        vocabulary_from_tokenizer(byte_level(), 255)
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(BadBundle, match="ByteLevel or ByteFallback"):
-        read_vocabulary(words, 1)
+        vocabulary_from_tokenizer(words, 1)
 
 
 def test_digests_tell_vocabularies_of_one_size_apart():
