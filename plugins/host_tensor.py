@@ -121,6 +121,9 @@ class HostTensor:
         found.shape = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         return HostTensor(found)
 
+    def reshape(self, *shape: int) -> "HostTensor":
+        return HostTensor(self._array.reshape(shape))
+
     def repeat(self, *times: int) -> "HostTensor":
         return HostTensor(np.tile(self._array, times))
 
@@ -167,6 +170,12 @@ class HostTensor:
 
     def __add__(self, other: Any) -> "HostTensor":
         return HostTensor(self._array + array_of(other))
+
+    def __mul__(self, other: Any) -> "HostTensor":
+        return HostTensor(self._array * array_of(other))
+
+    __radd__ = __add__
+    __rmul__ = __mul__
 
     def __int__(self) -> int:
         return int(self._array)

@@ -34,6 +34,7 @@ OPERATIONS = {
     "copy": lambda _, t: t[0].copy_(t[2].clone()),
     "copy with broadcasting": lambda lib, t: t.copy_(lib.tensor([7], dtype=lib.int64)),
     "add in place": lambda lib, t: t[:2, 0].add_(lib.tensor([5, 6], dtype=lib.int64)),
+    "sums and products": lambda _, t: t.copy_(2 * (t[:, :1] * True) + 1 * t.reshape(-1)[:4] + t * 3),
     "clamp in place": lambda _, t: t.clamp_(min=4),
     "assignment": lambda lib, t: t.__setitem__((1, slice(0, 2)), lib.tensor([8, 8], dtype=lib.int64)),
     "add": lambda lib, t: lib.add(t[0], t[1], out=t[2]),
