@@ -6,9 +6,8 @@ onnxruntime itself is imported by who opens one: it may be missing, and each say
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
-
 from tandemrt.engines.dtypes import ONNX
+from tandemrt.plugins.tensors import torch
 
 if TYPE_CHECKING:
     import onnxruntime

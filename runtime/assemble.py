@@ -1,13 +1,12 @@
 """From a bundle to a loop: engines opened, buffers and caches allocated, a drafter chosen."""
 
-import torch
-
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.calls import largest_prompts, most_query
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.implied import require_implied
 from tandemrt.engines.manifest import Limits
 from tandemrt.engines.options import RuntimeOptions
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends import open_engines
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.caches.kv_cache import BlockTable, Room, make_cache, make_room

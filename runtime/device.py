@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy.typing as npt
-import torch
+
+from tandemrt.plugins.tensors import torch
 
 
 class Clock:
@@ -25,12 +26,11 @@ class Clock:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make this clock's stream the calling thread's current one; engines opened inside keep to it."""
-        with torch.inference_mode():
-            if self._stream is None:
-                yield
-            else:
-                with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-                    yield
+        if self._stream is None:
+            yield
+            return
+        with torch.inference_mode(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
 
     @contextmanager
     def copies(self, *, behind: bool) -> Iterator[None]:

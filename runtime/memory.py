@@ -3,11 +3,10 @@
 import os
 from math import prod
 
-import torch
-
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.options import RuntimeOptions
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import blocks_in_all
 
 

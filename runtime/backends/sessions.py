@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from tandemrt.engines.binding import Binding
 from tandemrt.engines.dtypes import from_onnxruntime
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
 from tandemrt.plugins.sessions import session_options
+from tandemrt.plugins.tensors import torch
 
 try:
     import onnxruntime as onnxruntime  # exported

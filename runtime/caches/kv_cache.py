@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-
 from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of, table_width
 from tandemrt.engines.manifest import Limits
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.allocator import BlockAllocator
 from tandemrt.runtime.caches.linear import LinearCache, LinearRoom
 from tandemrt.runtime.caches.tensors import cache_tensors

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from tandemrt.engines.contract import BLOCK_SIZE, Contract
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.tensors import cache_tensors
 
 

@@ -1,8 +1,7 @@
 """The tensors of a decoder's cache."""
 
-import torch
-
 from tandemrt.engines.contract import Contract
+from tandemrt.plugins.tensors import torch
 
 
 def cache_tensors(contract: Contract, sizes: dict[str, int], device: torch.device) -> dict[str, torch.Tensor]:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import SlotListener

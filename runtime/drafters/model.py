@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 
-import torch
-
 from tandemrt.engines import calls
 from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.plugins.operators import Rule
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache, is_paged, windows
 from tandemrt.runtime.device import upload

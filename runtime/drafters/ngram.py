@@ -5,8 +5,7 @@ Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
 
 from collections.abc import Sequence
 
-import torch
-
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.round import Round

@@ -1,7 +1,6 @@
 """No drafting: every round decides one token."""
 
-import torch
-
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.round import Round
 

@@ -5,13 +5,12 @@ import time
 from concurrent.futures import Future
 from functools import partial
 
-from transformers import PreTrainedTokenizerBase
-
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.params import SamplingParams
+from tandemrt.engines.tokenizer import Tokenizer
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.constraint import Constraint
@@ -33,7 +32,7 @@ class Admission:
     def __init__(
         self,
         bundle: Bundle,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         vocabulary: Vocabulary,
         *,
         window: int,
@@ -78,7 +77,7 @@ class Admission:
         return Waiting(
             request,
             self._enforcement(ids, params, max_tokens),
-            Transcript(self._tokenizer.backend_tokenizer, params.stop, include_stop=params.include_stop_str_in_output),
+            Transcript(self._tokenizer.backend, params.stop, include_stop=params.include_stop_str_in_output),
             Penalties.of(ids, params),
             self._hashes(ids, params.cache_salt),
         )

@@ -9,8 +9,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import torch
-
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.metrics import Metrics
 
 WARM_UPS = 3  # engines choose kernels, grow their arenas and set up libraries in their first runs

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from tandemrt.engines.calls import Packed
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.round.planner import Chunk
 

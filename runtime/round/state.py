@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.requests.request import SlotParams
 from tandemrt.runtime.requests.running import Running

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-import torch
-
 from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.engines.contract import Contract
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache, windows
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers

@@ -1,10 +1,10 @@
 """What the device believes of a slot is what a list of tokens would say."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.request import SlotParams
 from tandemrt.runtime.round.state import Place, SlotState
 
