@@ -16,7 +16,7 @@ from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.recipe import ModelDraft, Recipe, Target
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
-from tandemrt.export.model.lowerings import Lowering
+from tandemrt.export.model.lowerings import Lowering, fitting
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
@@ -104,6 +104,7 @@ def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> li
 
 def _decoder(model: Model, recipe: Recipe, attention: Lowering) -> Graph:
     spec, capacity = model.spec, recipe.capacity
+    attention = fitting(attention, spec)
     bindings = spec.contract(capacity=capacity, dtype=model.dtype, cache=recipe.cache)
 
     def make() -> ir.Model:

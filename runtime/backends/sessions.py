@@ -17,6 +17,7 @@ except ImportError as error:
         "pip install 'tandemrt[cpu]' (or 'tandemrt[cuda]' for an NVIDIA GPU)"
     ) from error
 
+_NOTHING = torch.zeros(1, dtype=torch.int64)  # where an empty tensor lies: it has no address, and IO binding wants one
 Provider = tuple[str, dict[str, str]]
 
 onnxruntime.set_default_logger_severity(3)  # errors: opening a CUDA session warns of devices that nobody asked for
@@ -79,7 +80,7 @@ def place(tensor: torch.Tensor) -> tuple[str, int, object, list[int], int]:
         device.index or 0,
         ONNX[str(tensor.dtype).removeprefix("torch.")],
         list(tensor.shape),
-        tensor.data_ptr(),
+        tensor.data_ptr() or _NOTHING.data_ptr(),
     )
 
 

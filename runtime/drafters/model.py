@@ -120,8 +120,8 @@ class ModelDrafter:
             self._prefill(slot, at, min(self._chunk, end - at), self._index[0, :1])
 
     def _prefill(self, slot: int, start: int, count: int, length: torch.Tensor) -> None:
-        prompt, end = self._buffers.prompts[slot, start : start + count], self._only_row[:1]
-        prefill_call(self._engines["draft"], self._cache, slot, prompt, length, end, self._logits).run()
+        prompt = self._buffers.prompts[slot, start : start + count]
+        prefill_call(self._engines["draft"], self._cache, slot, prompt, length, self._logits).run()
 
     def _bind_run(self, batch: int, step: int) -> Call:
         first = step == 0

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from tandemrt.engines.contract import Contract
-from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine
+from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine, prompt_rows
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
@@ -29,7 +29,6 @@ class Tandem:
         self.device = engines["target"].device
         self.cache = kv
         self._graphs = graphs
-        self._prompt_end = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         self._score_call = cache(self._bind_score)
         self._adjust_call = cache(self._bind_adjust)
         self._verify_call = cache(self._bind_verify)
@@ -38,7 +37,7 @@ class Tandem:
         """Put prompt tokens [start, start + count) of ``slot`` into the cache; its ``length`` must be ``start``."""
         target = self.engines["target"]
         prompt, length = self.buffers.prompts[slot, start : start + count], self.state.view("length", slot + 1)[slot:]
-        prefill_call(target, self.cache, slot, prompt, length, self._prompt_end, self.buffers.logits).run()
+        prefill_call(target, self.cache, slot, prompt, length, self.buffers.logits).run()
 
     def score(self, this: Round) -> None:
         """Run the target over the newest token and the drafted ones of every row."""
@@ -147,16 +146,16 @@ def prefill_call(
     slot: int,
     tokens: torch.Tensor,
     length: torch.Tensor,
-    score_rows: torch.Tensor,
     logits: Buffer,
 ) -> Call:
     """Bind one chunk of one slot's prompt. A chunk's logits are not read, so they go where those of a round go."""
+    rows = prompt_rows(engine)
     return engine.bind(
         {
             "token_ids": tokens[None],
             "write_index": length,
-            "score_rows": score_rows,
-            "logits": logits.view(1, 1, logits_width(engine.contract)),
+            "score_rows": torch.zeros(1, rows, dtype=torch.int64, device=engine.device),
+            "logits": logits.view(1, rows, logits_width(engine.contract)),
             **kv.rows(slot, 1),
         }
     )
