@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
-from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.builder import GraphBuilder, dims_of
 from tandemrt.export.model.layers import stack
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
@@ -76,7 +76,9 @@ def even_prompt(b: GraphBuilder, given: Mapping[str, ir.Value]) -> ir.Value:
     query, rows = (b.op("Shape", given[name], start=1, end=2) for name in ("token_ids", "score_rows"))
     odd = b.op("And", b.cast(b.op("Mod", query, b.constant([2])), "bool"), b.op("Equal", rows, b.constant([0])))
     more = b.op("Slice", given["token_ids"], b.constant([0]), b.cast(odd, "int64"), b.constant([1]))
-    return b.op("Concat", given["token_ids"], more, axis=1)
+    tokens = b.op("Concat", given["token_ids"], more, axis=1)
+    tokens.shape = ir.Shape([dims_of(given["token_ids"])[0], "tokens"])  # onnxruntime plans memory by the names
+    return tokens
 
 
 def _check(spec: ModelSpec, dtype: str, capacity: int, attention: str) -> None:

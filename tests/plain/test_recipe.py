@@ -230,10 +230,10 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
             "backend.cache: must be 'linear' or 'paged'; got 'ring'",
         ),
         ('[backend]\nname = "onnxruntime-cpu"\ncache = "paged"', "backend 'onnxruntime-cpu': unknown key 'cache'"),
-        ('dtype = "bfloat16"', "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu'"),
+        ('dtype = "bfloat16"', "dtype must be float32, float16 or int8 when backend.name is 'onnxruntime-cpu'"),
         (
             '[draft]\nkind = "model"\ncheckpoint = "d"\ndtype = "bfloat16"',
-            "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu'",
+            "dtype must be float32, float16 or int8 when backend.name is 'onnxruntime-cpu'",
         ),
         (
             '[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["8.6"]',
