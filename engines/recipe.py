@@ -33,6 +33,7 @@ PLANNED = {("draft", "kind"): ("eagle3", "mtp")}
 KINDS = ("model", "ngram", "none", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 Dtype = Literal["float32", "float16", "bfloat16", "int8"]
+_CPU_CHUNK, _GPU_CHUNK = 256, 64
 Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Window = Annotated[int, Field(ge=1, le=16)]
@@ -105,17 +106,18 @@ class Reasoning(Section):
 class RecipeLimits(Section):
     """``batch`` slots, ``length`` tokens of prompt plus output, ``prefill_chunk`` prompt tokens per call.
 
+    ``prefill_chunk`` None is what suits the backend: Recipe.prefill_chunk.
     ``cache_tokens``: what a paged cache holds for all slots together; None leaves room for the full length of each.
     """
 
     batch: Annotated[int, Field(ge=1)] = 8
     length: Annotated[int, Field(ge=2)] = 2048
-    prefill_chunk: Annotated[int, Field(ge=1)] = 64
+    prefill_chunk: Annotated[int, Field(ge=1)] | None = None
     cache_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _chunk_fits(self) -> "RecipeLimits":
-        if self.prefill_chunk > self.length:
+        if self.prefill_chunk is not None and self.prefill_chunk > self.length:
             values = f"{quoted(self.prefill_chunk)} > {quoted(self.length)}"
             raise refuse(f"prefill_chunk must not exceed length; got {values}. Lower prefill_chunk or raise length")
         return self
@@ -214,6 +216,12 @@ class Recipe(Section):
     def capacity(self) -> int:
         """Tokens one cache row holds: a text of full length and the slack of a round (engines/calls.py)."""
         return capacity(self.limits.length, self.draft.window)
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Prompt tokens per call: on a CPU many more than on a GPU, where few fill the device."""
+        default = _CPU_CHUNK if self.backend.name == "onnxruntime-cpu" else _GPU_CHUNK
+        return self.limits.prefill_chunk or min(default, self.limits.length)
 
     @property
     def cache(self) -> CacheKind:

@@ -175,7 +175,7 @@ def _limits(recipe: Recipe) -> Limits:
         length=asked.length,
         capacity=recipe.capacity,
         window=recipe.draft.window,
-        prefill_chunk=asked.prefill_chunk,
+        prefill_chunk=recipe.prefill_chunk,
         cache_blocks=recipe.cache_blocks,
     )
 
