@@ -8,14 +8,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
+from tandemrt import LLM, SamplingParams
 from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
 from tandemrt.export.model.weights import SCALES, STORED
 from tandemrt.export.quantize.blocks import BLOCK, quantize
 from tandemrt.export.quantize.checkpoint import Quantized, write_quantized
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
+from tests.makers import tiny_checkpoint, write_recipe
 
 SIZES = {"max_position_embeddings": 256, "hidden_size": 320, "intermediate_size": 600, "num_attention_heads": 20}
 
@@ -91,10 +96,26 @@ def test_a_token_has_the_same_bits_in_any_window_beside_any_rows(written):
 
 def test_a_product_that_is_no_matrix_of_floats_is_refused_by_name(tmp_path):
     make_checkpoint("qwen2", tmp_path)
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(tmp_path / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     save_file(tensors | {name: tensors[name].to(torch.int8)}, tmp_path / "model.safetensors")
     with pytest.raises(BadCheckpoint, match=rf"'{name}' should be a matrix of float32.*int8"):
         write(tmp_path, tmp_path / "int8")
+
+
+def test_a_bundle_is_built_from_an_ordinary_checkpoint_and_speculates_invisibly(tmp_path):
+    target = tiny_checkpoint(tmp_path / "target", seed=1)
+    draft = tiny_checkpoint(tmp_path / "draft", layers=1, seed=1)
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, draft=draft), dtype="int8")
+    report = build(recipe, tmp_path / "out")
+    assert [note.split(" changed")[0] for note in report.notes] == ["target: int8", "draft: int8"]
+    weights = report.manifest.files["target/model.safetensors"].size
+    assert weights < 0.5 * (target / "model.safetensors").stat().st_size
+
+    texts = []
+    for window in (0, 4):
+        with LLM(tmp_path / "out", threads=1, window=window) as llm:
+            prompts = ["hello the world", "json", "a long prompt " * 4]
+            outputs = llm.generate(prompts, SamplingParams(temperature=0.8, seed=3, max_tokens=24))
+            texts.append([output.token_ids for output in outputs])
+    assert texts[0] == texts[1]
