@@ -7,6 +7,7 @@ import torch
 
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadBundle
+from tandemrt.plugins.sessions import place
 from tandemrt.runtime.backends.base import check_tensors
 from tandemrt.runtime.backends.sessions import (
     CPU,
@@ -16,7 +17,6 @@ from tandemrt.runtime.backends.sessions import (
     cuda_provider,
     onnxruntime,
     open_session,
-    place,
 )
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tandemrt.engines.contract import Contract
 from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine, prompt_rows
-from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.caches.kv_cache import Cache, PagedCache, windows
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
 from tandemrt.runtime.round.round import Round
@@ -88,9 +88,12 @@ class Tandem:
         target = self.engines["target"]
         return target.bind(
             {
-                "token_ids": self.buffers.token_ids.view(batch, rows),
+                **windows(
+                    target.contract,
+                    self.buffers.token_ids.view(batch, rows),
+                    torch.arange(rows, device=self.device).repeat(batch, 1),
+                ),
                 "write_index": self.state.view("length", batch),
-                "score_rows": torch.arange(rows, device=self.device).repeat(batch, 1),
                 "logits": self.buffers.logits.view(batch, rows, logits_width(target.contract)),
                 **self.cache.rows(0, batch),
             }
@@ -152,11 +155,11 @@ def prefill_call(
     rows = prompt_rows(engine)
     return engine.bind(
         {
-            "token_ids": tokens[None],
+            "token_ids": tokens if isinstance(kv, PagedCache) else tokens[None],
             "write_index": length,
             "score_rows": torch.zeros(1, rows, dtype=torch.int64, device=engine.device),
             "logits": logits.view(1, rows, logits_width(engine.contract)),
-            **kv.rows(slot, 1),
+            **(kv.runs(slot, length, len(tokens)) if isinstance(kv, PagedCache) else kv.rows(slot, 1)),
         }
     )
 

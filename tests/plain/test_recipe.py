@@ -149,7 +149,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
         ('name = "r"\ntarget = "models/target"', "target: must be a table; got 'models/target'"),
         (MINIMAL.replace('"r"', '"../r"'), "name: must match ^[A-Za-z0-9]"),
         (MINIMAL.replace('"models/target"', "3"), "target.checkpoint: must be a path; got 3"),
-        (MINIMAL + 'dtype = "int4"', "target.dtype: must be 'float32', 'float16' 'bfloat16' or 'int8'; got 'int4'"),
+        (MINIMAL + 'dtype = "int4"', "target.dtype: must be 'float32', 'float16', 'bfloat16' or 'int8'; got 'int4'"),
         (MINIMAL + "[draft]\nwindow = 4", "draft.kind: is required and missing"),
         (MINIMAL + '[draft]\nkind = "medusa"', "draft.kind: must be one of 'model', 'ngram', 'none'; got 'medusa'"),
         (MINIMAL + '[draft]\nkind = "model"', "draft.checkpoint: is required and missing"),
