@@ -198,8 +198,11 @@ def _sources(models: tuple[Model, ...], files: dict[str, File]) -> dict[EngineNa
     # A checkpoint is its config and its weights; those that were placed were just read as files of the bundle.
     found: dict[EngineName, str] = {}
     for model in models:
-        placed = {file: files.get(f"{model.role}/{file.name}") for file in model.source.files}
-        digests = {file.name: at.sha256 if at else file_digest(file) for file, at in placed.items()}
+        placed = model.checkpoint is model.source
+        digests = {
+            file.name: files[f"{model.role}/{file.name}"].sha256 if placed else file_digest(file)
+            for file in model.source.files
+        }
         config = file_digest(model.source.folder / "config.json")
         found[model.role] = combined_digest({**digests, "config.json": config})
     return found

@@ -112,6 +112,9 @@ def test_a_bundle_is_built_from_an_ordinary_checkpoint_and_speculates_invisibly(
     weights = report.manifest.files["target/model.safetensors"].size
     assert weights < 0.5 * (target / "model.safetensors").stat().st_size
 
+    whole = build(Recipe.load(tmp_path / "r.toml"), tmp_path / "whole").manifest
+    assert report.manifest.provenance.checkpoints == whole.provenance.checkpoints
+
     texts = []
     for window in (0, 4):
         with LLM(tmp_path / "out", threads=1, window=window) as llm:
