@@ -39,6 +39,10 @@ class Fragile:
         self.inner = inner
         self._faults = faults  # who is to raise, and when
 
+    @property
+    def finds_answers(self) -> bool:
+        return bool(self.inner.finds_answers)
+
     def join(self, running: Running) -> None:
         self._break("before it joined")
         self.inner.join(running)
