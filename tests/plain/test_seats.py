@@ -71,7 +71,7 @@ class SeatsModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         dtype = torch.float32
-        buffers = RoundBuffers(slots=SLOTS, window=WINDOW, vocab=256, length=400, dtype=dtype, device=CPU)
+        buffers = RoundBuffers(slots=SLOTS, window=WINDOW, vocab=256, length=400, chunk=64, dtype=dtype, device=CPU)
         self.table = BlockTable(SLOTS, BLOCKS - 1, BLOCKS, CPU)
         self.state = SlotState(SLOTS, CPU)
         self.scheduler = Scheduler(SLOTS, 1)
