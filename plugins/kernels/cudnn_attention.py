@@ -78,7 +78,8 @@ class CudnnAttention:
     ) -> None:
         self._device = context.device
         self._handle = context.keep("cudnn", lambda: _handle(context.device))
-        # Runs begin where offsets say, so one plan serves all calls of at most so many tokens, at no cost for short ones.
+        # Runs begin where offsets say, so one plan serves all calls of at most so many tokens, and costs short ones
+        # nothing.
         longest = max(_LONGEST, 1 << (len(queries) - 1).bit_length())
         self._plan = context.keep(
             ("cudnn", queries.dtype, queries.shape[1:], longest, key_cache.shape, table.shape, scale, sliding_window),
