@@ -130,9 +130,19 @@ class HostTensor:
     def new_tensor(self, values: Any) -> "HostTensor":
         return HostTensor(np.array(values, dtype=self._array.dtype))
 
-    def to(self, target: Any) -> "HostTensor":
-        """As ``target``, a dtype; a device is always the one it is on."""
-        return HostTensor(self._array.astype(target.numpy)) if isinstance(target, HostDtype) else self
+    def to(self, target: Any) -> Any:
+        """As ``target``, a dtype, or on it, a device: a tensor of torch on any but a CPU."""
+        if isinstance(target, HostDtype):
+            return HostTensor(self._array.astype(target.numpy))
+        return self if target == CPU else self._of_torch().to(target)
+
+    def _of_torch(self) -> Any:
+        import torch
+
+        if self._array.dtype.kind != "V":  # ml_dtypes' are void to torch
+            return torch.from_numpy(self._array)
+        bits = self._array.view(f"int{8 * self._array.itemsize}")
+        return torch.from_numpy(bits).view(getattr(torch, str(self._array.dtype)))
 
     def copy_(self, source: Any, non_blocking: bool = False) -> "HostTensor":  # noqa: ARG002  # as torch has it
         np.copyto(self._array, array_of(source), casting="unsafe")

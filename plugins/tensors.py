@@ -88,6 +88,11 @@ class _Torch:
         return out.copy_(np.take_along_axis(array_of(tensor), array_of(index), dim))
 
 
+def viewed(tensor: Any, dtype: Any) -> Any:
+    """The memory of ``tensor`` as elements of ``dtype``, which names one of torch's, with torch imported or not."""
+    return tensor.view(dtype if isinstance(tensor, HostTensor) else _real(dtype))
+
+
 def _imported() -> Any:
     import torch
 

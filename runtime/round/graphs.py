@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.metrics import Metrics
 
 WARM_UPS = 3  # engines choose kernels, grow their arenas and set up libraries in their first runs
@@ -116,4 +116,4 @@ def _poison(tensor: torch.Tensor) -> None:
 
 
 def _same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+    return torch.equal(*(viewed(each.contiguous(), torch.uint8) for each in (found, expected)))

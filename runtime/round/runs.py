@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tandemrt.engines.calls import Packed
-from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.round.planner import Chunk
 
@@ -57,8 +57,8 @@ class PromptRuns:
     def bindings(self, sizes: Packed) -> dict[str, torch.Tensor]:
         """The other bindings of the prompts' part."""
         return {
-            "prompt_rows": self._part("rows", sizes).view(torch.int32)[: sizes.prompt_tokens],
-            "prompt_starts": self._part("starts", sizes).view(torch.int32)[: sizes.prompts + 1],
+            "prompt_rows": viewed(self._part("rows", sizes), torch.int32)[: sizes.prompt_tokens],
+            "prompt_starts": viewed(self._part("starts", sizes), torch.int32)[: sizes.prompts + 1],
             "prompt_index": self._part("index", sizes)[: sizes.prompts],
             "prompt_table": self._table[: sizes.prompts],
         }
