@@ -2,12 +2,17 @@
 
 import http.client
 import json
+import re
+import time
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tools.soak.books import Rules
 from tools.soak.plans import Plan, Turn
 
 if TYPE_CHECKING:
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
 
 MODEL = "soak"
 CLIENTS = 12
+PATIENCE_S = 30.0  # until what the server publishes, a few times a second, must be what its answers say
 
 
 @contextmanager
@@ -31,32 +37,94 @@ def serving(bundle: Path, folder: Path) -> "Iterator[TritonServer]":
         yield server
 
 
-def served_wave(
-    server: "TritonServer", turns: Sequence[Turn], plans: Sequence[Plan], reference: "Reference"
-) -> list[str]:
-    """Send what ``turns`` ask for; say, one line each, which answer differs from what the request gets alone.
+class Said(NamedTuple):
+    """What a server answered."""
 
-    Under the rejection rule the text depends on the drafts: the server must serve the reference's own bundle.
-    """
+    text: str
+    reasoning: str
+    token_ids: list[int]
+    finish_reason: str
 
-    def ask(turn: Turn) -> list[str]:
-        plan = plans[turn.plan]
+
+class Served:
+    """Sends waves to ``server``; under the rejection rule texts depend on drafts: ``reference`` is of its bundle."""
+
+    def __init__(self, server: "TritonServer", plans: Sequence[Plan], reference: "Reference") -> None:
+        self._server, self._plans, self._reference = server, plans, reference
+
+    def wave(self, turns: Sequence[Turn]) -> list[str]:
+        """Send what ``turns`` ask for, all of it learned; return what is wrong, one line each."""
+        before = _published(self._server)
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            answers = list(pool.map(self._asked, turns))
+        found = [f"{turn}: {answer}" for turn, answer in zip(turns, answers, strict=True) if isinstance(answer, str)]
+        for turn, answer in zip(turns, answers, strict=True):
+            alone = self._reference.output(turn.plan)
+            expected = Said(alone.text, alone.reasoning, alone.token_ids, alone.finish_reason)
+            if isinstance(answer, Said) and answer != expected:
+                found.append(f"{turn}: {answer!r}, alone {expected!r}")
+        if not found:  # what failed on its way may have been counted or not
+            found = self._metrics(before, [answer for answer in answers if isinstance(answer, Said)], len(turns))
+        return [f"Triton, {line}" for line in found]
+
+    def _asked(self, turn: Turn) -> "Said | str | None":
+        """What came back, or why nothing did; None for a client that hung up."""
         try:
-            answer = _ask(server, turn, plan)
+            return _ask(self._server, turn, self._plans[turn.plan])
         except (OSError, ValueError, http.client.HTTPException) as error:
-            return [f"Triton, {turn}: {type(error).__name__}: {error}"]
-        if answer is None:
-            return []
-        alone = reference.output(turn.plan)
-        expected = (alone.text, alone.reasoning, alone.token_ids, alone.finish_reason)
-        return [] if answer == expected else [f"Triton, {turn}: {answer!r}, alone {expected!r}"]
+            return f"{type(error).__name__}: {error}"
 
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        return [line for lines in pool.map(ask, turns) for line in lines]
+    def _metrics(self, before: Counter[str], answers: Sequence[Said], asked: int) -> list[str]:
+        """What the server publishes once all have ended, against what it answered."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            wrong = [
+                rule for rule, holds in _rules(before, _published(self._server), answers, asked).items() if not holds
+            ]
+            if not wrong or time.monotonic() > end:
+                return [f"its metrics do not hold: {rule}" for rule in wrong]
+            time.sleep(0.1)
 
 
-def _ask(server: "TritonServer", turn: Turn, plan: Plan) -> tuple[str, str, list[int], str] | None:
-    """Text, reasoning, tokens and finish reason; None for a client that hung up."""
+def _rules(before: Counter[str], now: Counter[str], answers: Sequence[Said], asked: int) -> Rules:
+    def more(name: str) -> int:
+        return now[f"tandemrt_{name}"] - before[f"tandemrt_{name}"]
+
+    told = Counter(answer.finish_reason for answer in answers)
+    finished = {reason: more(f"finished_total.{reason}") for reason in ("stop", "length", "constraint", "cancelled")}
+    tokens, steps = sum(len(answer.token_ids) for answer in answers), more("steps_total")
+    rules = {
+        f"finished {finished}, answered {dict(told)} of {asked}": more("finished_total") == asked
+        and sum(finished.values()) == asked
+        and all(finished[reason] >= count for reason, count in told.items()),
+        f"every step ({steps}) is in the histogram": more("accepted_per_step_count") == steps,
+        f"every request was in the queue ({more('queue_seconds_count')} of {asked})": more("queue_seconds_count")
+        <= asked,
+        f"drafted {more('drafted_total')}": more("drafted_total") == more("evaluated_total") + more("cut_drafts_total"),
+        f"emitted {more('emitted_total')} >= kept {more('kept_total')}": more("emitted_total") >= more("kept_total"),
+        "nobody waits or runs": now["tandemrt_requests_waiting"] == now["tandemrt_requests_running"] == 0,
+    }
+    if len(answers) < asked:
+        return rules
+    return rules | {f"kept {more('kept_total')}, answers hold {tokens}": more("kept_total") == tokens}
+
+
+def _published(server: "TritonServer") -> Counter[str]:
+    """What the server publishes of the runtime, by name; of the ends of requests also by name.reason."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics", timeout=PATIENCE_S) as answer:
+        lines = answer.read().decode().splitlines()
+    values: Counter[str] = Counter()
+    for line in lines:
+        if found := re.fullmatch(r"(tandemrt_\w+)\{(.*)\} (\S+)", line):
+            name, labels, value = found.groups()
+            values[name] += float(value)  # type: ignore[assignment]  # seconds are no integers
+            if reason := re.search(r'reason="(\w+)"', labels):
+                values[f"{name}.{reason[1]}"] += int(float(value))
+    return values
+
+
+def _ask(server: "TritonServer", turn: Turn, plan: Plan) -> Said | None:
+    """The whole answer; None for a client that hung up."""
     stream = turn.way == "stream" or turn.leave_after is not None
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=300)
     try:
@@ -75,7 +143,7 @@ def _ask(server: "TritonServer", turn: Turn, plan: Plan) -> tuple[str, str, list
         raise ValueError(str(pieces)[:200])
     tokens = [token for piece in pieces for token in _list(piece["token_ids"])]
     text, reasoning = ("".join(piece[f"{name}_output"] for piece in pieces) for name in ("text", "reasoning"))
-    return text, reasoning, tokens, pieces[-1]["finish_reason"]
+    return Said(text, reasoning, tokens, pieces[-1]["finish_reason"])
 
 
 def _body(plan: Plan, *, stream: bool) -> dict[str, Any]:
