@@ -123,12 +123,16 @@ class Scheduler:
                 request.cancel()
 
     def die(self, error: BaseException) -> list[Request]:
-        """Take no more requests, because of ``error``, and give up the queue: who was in it is returned."""
+        """Take no more requests, because of ``error``, and give up the queue.
+
+        Returns who was in it, and who had to leave it and was not told yet.
+        """
         with self._changed:
             self._closed, self._death = True, error
-            waiting, self._waiting = self._waiting, []
+            queued = [each.request for each in (*self._waiting, *self._displaced)]
+            self._waiting, self._displaced = [], []
             self._changed.notify_all()
-        return [each.request for each in waiting]
+        return queued
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""
