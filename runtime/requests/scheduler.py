@@ -129,7 +129,7 @@ class Scheduler:
         """
         with self._changed:
             self._closed, self._death = True, error
-            queued = [each.request for each in (*self._waiting, *self._displaced)]
+            queued = [*(each.request for each in self._waiting), *(each.request for each in self._displaced)]
             self._waiting, self._displaced = [], []
             self._changed.notify_all()
         return queued

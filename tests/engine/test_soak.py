@@ -19,6 +19,7 @@ from tools.soak.books import Tally
 from tools.soak.faults import KINDS
 from tools.soak.figures import Soaked
 from tools.soak.plans import Plan, Turn, draw_plans, draw_turn
+from tools.soak.served import Said, published_rules
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = RequestOutput("abc", "r", [5, 6, 7], [1], "length", None, 3, Speculation(4))
@@ -172,3 +173,54 @@ def test_every_kind_of_fault_is_drawn_where_it_can_be_met() -> None:
         params = plans[turn.plan].params
         assert turn.fault not in ("grammar", "compiler") or params.structured_outputs is not None
         assert turn.fault != "draft-nan" or params.rule == "coupled"
+
+
+PUBLISHED = {
+    "finished_total": 3,
+    "finished_total.length": 2,
+    "finished_total.cancelled": 1,
+    "accepted_per_step_count": 4,
+    "steps_total": 4,
+    "queue_seconds_count": 2,
+    "drafted_total": 9,
+    "evaluated_total": 7,
+    "cut_drafts_total": 2,
+    "emitted_total": 8,
+    "kept_total": 7,
+    "requests_waiting": 0,
+    "requests_running": 0,
+}
+
+
+def wrong_of(**changed: int) -> list[str]:
+    """Of a server that answered two of three requests, three tokens each, while a client that might hear four left."""
+    before = Counter({"tandemrt_finished_total": 5, "tandemrt_finished_total.stop": 5, "tandemrt_kept_total": 30})
+    now = Counter({f"tandemrt_{name}": value for name, value in (PUBLISHED | changed).items()})
+    now += before
+    answers = [Said("abc", "", [1, 2, 3], "length")] * 2
+    return [rule for rule, holds in published_rules(before, now, answers, 3, 4).items() if not holds]
+
+
+def test_published_metrics_that_add_up_have_nothing_wrong() -> None:
+    assert wrong_of() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("finished_total", 4, "finished"),
+        ("finished_total.length", 1, "finished"),
+        ("finished_total.stop", 1, "finished"),
+        ("accepted_per_step_count", 3, "every step"),
+        ("queue_seconds_count", 4, "two slots"),
+        ("queue_seconds_count", 1, "two slots"),
+        ("cut_drafts_total", 1, "drafted 9"),
+        ("emitted_total", 6, ">= kept"),
+        ("kept_total", 5, "answers hold 6"),
+        ("kept_total", 11, "answers hold 6"),
+        ("requests_running", 1, "nobody waits or runs"),
+    ],
+)
+def test_published_metrics_that_do_not_add_up_are_found(name: str, value: int, named: str) -> None:
+    wrong = wrong_of(**{name: value})
+    assert any(named in rule for rule in wrong), wrong

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MODEL = "soak"
 CLIENTS = 12
+_FINISHED = "tandemrt_finished_total"
 PATIENCE_S = 30.0  # until what the server publishes, a few times a second, must be what its answers say
 
 
@@ -57,14 +58,19 @@ class Served:
         before = _published(self._server)
         with ThreadPoolExecutor(CLIENTS) as pool:
             answers = list(pool.map(self._asked, turns))
-        found = [f"{turn}: {answer}" for turn, answer in zip(turns, answers, strict=True) if isinstance(answer, str)]
+        found, said, unheard = [], list[Said](), 0
         for turn, answer in zip(turns, answers, strict=True):
             alone = self._reference.output(turn.plan)
-            expected = Said(alone.text, alone.reasoning, alone.token_ids, alone.finish_reason)
-            if isinstance(answer, Said) and answer != expected:
-                found.append(f"{turn}: {answer!r}, alone {expected!r}")
+            if isinstance(answer, str):
+                found.append(f"{turn}: {answer}")
+            elif answer is None:
+                unheard += len(alone.token_ids)
+            else:
+                said.append(answer)
+                expected = Said(alone.text, alone.reasoning, alone.token_ids, alone.finish_reason)
+                found += [f"{turn}: {answer!r}, alone {expected!r}"] if answer != expected else []
         if not found:  # what failed on its way may have been counted or not
-            found = self._metrics(before, [answer for answer in answers if isinstance(answer, Said)], len(turns))
+            found = self._metrics(before, said, len(turns), unheard)
         return [f"Triton, {line}" for line in found]
 
     def _asked(self, turn: Turn) -> "Said | str | None":
@@ -74,39 +80,41 @@ class Served:
         except (OSError, ValueError, http.client.HTTPException) as error:
             return f"{type(error).__name__}: {error}"
 
-    def _metrics(self, before: Counter[str], answers: Sequence[Said], asked: int) -> list[str]:
+    def _metrics(self, before: Counter[str], said: Sequence[Said], asked: int, unheard: int) -> list[str]:
         """What the server publishes once all have ended, against what it answered."""
         end = time.monotonic() + PATIENCE_S
         while True:
-            wrong = [
-                rule for rule, holds in _rules(before, _published(self._server), answers, asked).items() if not holds
-            ]
+            now = _published(self._server)
+            wrong = [rule for rule, holds in published_rules(before, now, said, asked, unheard).items() if not holds]
             if not wrong or time.monotonic() > end:
                 return [f"its metrics do not hold: {rule}" for rule in wrong]
             time.sleep(0.1)
 
 
-def _rules(before: Counter[str], now: Counter[str], answers: Sequence[Said], asked: int) -> Rules:
-    def more(name: str) -> int:
-        return now[f"tandemrt_{name}"] - before[f"tandemrt_{name}"]
+def published_rules(before: Counter[str], now: Counter[str], said: Sequence[Said], asked: int, unheard: int) -> Rules:
+    """What must hold of the server's metrics behind a wave of ``asked`` requests, of which it answered ``said``.
 
-    told = Counter(answer.finish_reason for answer in answers)
-    finished = {reason: more(f"finished_total.{reason}") for reason in ("stop", "length", "constraint", "cancelled")}
-    tokens, steps = sum(len(answer.token_ids) for answer in answers), more("steps_total")
-    rules = {
-        f"finished {finished}, answered {dict(told)} of {asked}": more("finished_total") == asked
+    ``before`` and ``now`` are metrics by name, ends of requests also by name.reason. Clients that hung up may have left
+    up to ``unheard`` tokens.
+    """
+    more = Counter({name: now[name] - before[name] for name in now})
+    finished = {name.partition(".")[2]: count for name, count in more.items() if name.startswith(f"{_FINISHED}.")}
+    told = Counter(answer.finish_reason for answer in said)
+    tokens, kept = sum(len(answer.token_ids) for answer in said), more["tandemrt_kept_total"]
+    drafted, emitted = more["tandemrt_drafted_total"], more["tandemrt_emitted_total"]
+    steps, queued = more["tandemrt_steps_total"], more["tandemrt_queue_seconds_count"]
+    return {
+        f"finished {finished}, answered {dict(told)}, {asked - len(said)} hung up": more[_FINISHED] == asked
         and sum(finished.values()) == asked
-        and all(finished[reason] >= count for reason, count in told.items()),
-        f"every step ({steps}) is in the histogram": more("accepted_per_step_count") == steps,
-        f"every request was in the queue ({more('queue_seconds_count')} of {asked})": more("queue_seconds_count")
-        <= asked,
-        f"drafted {more('drafted_total')}": more("drafted_total") == more("evaluated_total") + more("cut_drafts_total"),
-        f"emitted {more('emitted_total')} >= kept {more('kept_total')}": more("emitted_total") >= more("kept_total"),
+        and all(finished.get(reason, 0) >= count for reason, count in told.items()),
+        f"every step ({steps}) is in the histogram": more["tandemrt_accepted_per_step_count"] == steps,
+        f"no request had two slots ({queued} of {asked})": len(said) <= queued <= asked,
+        f"drafted {drafted} = evaluated + cut": drafted
+        == more["tandemrt_evaluated_total"] + more["tandemrt_cut_drafts_total"],
+        f"emitted {emitted} >= kept {kept}": emitted >= kept,
+        f"kept {kept}, answers hold {tokens}, {unheard} more at most": tokens <= kept <= tokens + unheard,
         "nobody waits or runs": now["tandemrt_requests_waiting"] == now["tandemrt_requests_running"] == 0,
     }
-    if len(answers) < asked:
-        return rules
-    return rules | {f"kept {more('kept_total')}, answers hold {tokens}": more("kept_total") == tokens}
 
 
 def _published(server: "TritonServer") -> Counter[str]:
