@@ -84,10 +84,13 @@ def decoder_uses(batch: int, window: int, chunk: int) -> dict[str, Use]:
 def largest_calls(batch: int, window: int, chunk: int) -> tuple[Sizes, ...]:
     """The largest calls of a target or draft model: a window of every slot, and a chunk of one prompt.
 
-    A window has two tokens at least, as a draft model's first run of a round has.
+    A window has two tokens at least, as a draft model's first run of a round has. A packed call may have both.
     """
     query = max(2, window + 1)
-    return {"batch": batch, "query": query, "rows": query}, {"batch": 1, "query": chunk, "rows": 1}
+    return (
+        {"batch": batch, "query": query, "rows": query, "tokens": batch * query + chunk},
+        {"batch": 1, "query": chunk, "rows": 1, "tokens": chunk},
+    )
 
 
 def head_use(batch: int, window: int) -> Use:

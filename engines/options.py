@@ -128,7 +128,9 @@ class RuntimeOptions(Section):
         default=256, description="requests that may wait for a slot"
     )
     grammar_timeout_s: float = Field(
-        default=10.0, gt=0.0, description="the longest a grammar may take to compile, in seconds"
+        default=10.0,
+        gt=0.0,
+        description="the longest a grammar may take to compile, or a finished text to be checked, in seconds",
     )
     cache_tokens: Annotated[int, BeforeValidator(_whole), AfterValidator(_cache_tokens)] | None = Field(
         default=None,

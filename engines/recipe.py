@@ -38,7 +38,10 @@ Window = Annotated[int, Field(ge=1, le=16)]
 
 
 class _WithCheckpoint(Section):
+    """``ignore_config_fields``: fields of config.json that change nothing, though the exporter does not know them."""
+
     checkpoint: Annotated[Path, Field(strict=False)]
+    ignore_config_fields: Texts = ()
 
     @field_validator("checkpoint")
     @classmethod

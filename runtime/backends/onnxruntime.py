@@ -7,8 +7,9 @@ import torch
 
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadBundle
+from tandemrt.plugins.sessions import place
 from tandemrt.runtime.backends.base import check_tensors
-from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session, place
+from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session
 
 
 class OnnxRuntimeEngine:

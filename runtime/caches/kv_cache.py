@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of
+from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of, table_width
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.caches.allocator import BlockAllocator
 from tandemrt.runtime.device import upload
@@ -94,8 +94,45 @@ class PagedCache:
         self._table = table
 
     def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
-        """See Cache.rows."""
-        return {"block_table": self._table.device[start : start + count], **self.tensors}
+        """See Cache.rows. The call has windows of these slots and no prompts."""
+        table = self._table.device
+        return {"block_table": table[start : start + count], **no_prompts(table), **self.tensors}
+
+    def runs(self, slot: int, index: torch.Tensor, tokens: int) -> dict[str, torch.Tensor]:
+        """The bindings of a call of ``tokens`` prompt tokens of ``slot``, which has ``index`` [1] cached, alone."""
+        table = self._table.device[slot : slot + 1]
+        device = table.device
+        return {
+            "block_table": table,
+            "prompt_rows": torch.zeros(tokens, dtype=torch.int32, device=device),
+            "prompt_starts": torch.tensor([0, tokens], dtype=torch.int32, device=device),
+            "prompt_index": index,
+            "prompt_table": table,
+            **self.tensors,
+        }
+
+
+def windows(contract: Contract, tokens: torch.Tensor, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """``token_ids`` and ``score_rows`` of a call of windows ``tokens`` [batch, query], in the form of ``contract``.
+
+    ``score_rows`` [batch, rows]: which tokens of its window a row wants logits of.
+    """
+    if not is_paged(contract):
+        return {"token_ids": tokens, "score_rows": score_rows}
+    batch, query = tokens.shape
+    first = query * torch.arange(batch, device=score_rows.device)
+    return {"token_ids": tokens.reshape(-1), "score_rows": score_rows + first[:, None]}
+
+
+def no_prompts(table: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The bindings that say of a packed call that it has no prompts; ``table``: any block table of the cache."""
+    device = table.device
+    return {
+        "prompt_rows": torch.empty(0, dtype=torch.int32, device=device),
+        "prompt_starts": torch.zeros(1, dtype=torch.int32, device=device),
+        "prompt_index": torch.empty(0, dtype=torch.int64, device=device),
+        "prompt_table": table[:0],
+    }
 
 
 def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device) -> Room:
@@ -105,7 +142,7 @@ def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None,
     """
     if not any(map(is_paged, contracts)):
         return LinearRoom()
-    return BlockTable(limits.batch, blocks_of(limits.capacity), blocks_in_all(limits, tokens), device)
+    return BlockTable(limits.batch, table_width(limits.capacity), blocks_in_all(limits, tokens), device)
 
 
 def blocks_in_all(limits: Limits, tokens: int | None) -> int:

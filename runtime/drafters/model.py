@@ -6,7 +6,7 @@ import torch
 
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.backends.base import Call, Engine
-from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.caches.kv_cache import Cache, is_paged, windows
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
@@ -55,6 +55,8 @@ class ModelDrafter:
         self._steps = torch.arange(-1, window + 1, device=device)[:, None]
         self._score_rows = Buffer((slots,), torch.int64, device)
         self._only_row = torch.zeros(slots, 1, dtype=torch.int64, device=device)
+        # Over a paged cache rows that get logits are counted from the first token of the call.
+        self._first = torch.arange(slots, device=device) * is_paged(engines["draft"].contract)
         self._logits = Buffer((slots, 1, self._vocab), dtype, device)
         self._tokens = torch.zeros(window, slots, dtype=torch.int64, device=device)
         self._step_probs = Buffer((slots, self._vocab), torch.float32, device)
@@ -100,7 +102,7 @@ class ModelDrafter:
         length = self._state.view("length", batch)
         # A text of one token has no previous one: `newest` repeats it, and its first copy is the one to score.
         torch.add(length, self._steps, out=self._index[:, :batch]).clamp_(min=0)
-        torch.clamp(length, max=1, out=self._score_rows.view(batch))
+        torch.clamp(length, max=1, out=self._score_rows.view(batch)).add_(2 * self._first[:batch])
         for step in range(window):
             self._run_call(batch, step).run()
             self._draw_call(batch, step, keep_probs, filters).run()
@@ -125,11 +127,13 @@ class ModelDrafter:
 
     def _bind_run(self, batch: int, step: int) -> Call:
         first = step == 0
-        return self._engines["draft"].bind(
+        engine = self._engines["draft"]
+        tokens = self._state.newest[:batch] if first else self._tokens[step - 1, :batch, None]
+        return engine.bind(
             {
-                "token_ids": self._state.newest[:batch] if first else self._tokens[step - 1, :batch, None],
+                **windows(engine.contract, tokens, self._only_row[:batch]),
+                **({"score_rows": self._score_rows.view(batch, 1)} if first else {}),
                 "write_index": self._index[0 if first else step + 1, :batch],
-                "score_rows": self._score_rows.view(batch, 1) if first else self._only_row[:batch],
                 "logits": self._logits.view(batch, 1, self._vocab),
                 **self._cache.rows(0, batch),
             }

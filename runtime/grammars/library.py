@@ -13,7 +13,8 @@ from tandemrt.engines.params import StructuredOutputs
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime import leaving
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler, XGrammar
-from tandemrt.runtime.grammars.structured import Check, Source, read
+from tandemrt.runtime.grammars.output import OutputCheck
+from tandemrt.runtime.grammars.structured import Source, read
 
 
 class GrammarCache:
@@ -52,7 +53,7 @@ class Compiled:
     """A grammar ready to start, and the check of the finished text that ``validate_output`` asked for."""
 
     grammar: CompiledGrammar
-    check: Check | None = None  # says what is wrong with the text, or None
+    check: OutputCheck | None = None
 
     def matcher(self, stop_ids: Iterable[int] | None = None) -> XGrammar:
         """A fresh matcher; ``stop_ids`` end the text where it is complete (None: the library's)."""

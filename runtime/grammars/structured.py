@@ -3,25 +3,19 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import jsonschema
-import referencing
-import referencing.exceptions
 
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars import schema as schemas
+from tandemrt.runtime.grammars.output import OutputCheck
 from tandemrt.runtime.grammars.patterns import unenforceable
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 DEEPEST = 64  # levels of nesting in a schema
 MOST_VALUES = 1 << 18  # in a schema: more than fit the largest source
 LARGEST_BITS = 1024  # of a number: beyond, no double holds it
-
-Check = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
@@ -33,14 +27,14 @@ class Source:
     any_whitespace: bool
 
 
-def read(structured: StructuredOutputs) -> tuple[Source, Check | None]:
+def read(structured: StructuredOutputs) -> tuple[Source, OutputCheck | None]:
     """Return what to compile for a request, and the check of its finished text. Raises BadRequest."""
     if structured.json_schema is not None:
         schema = _schema(structured.json_schema)
         schemas.check_valid(schema)
         if not structured.validate_output:
             schemas.check_enforceable(schema)
-        check = _validator(schema) if structured.validate_output else None
+        check = OutputCheck(json.dumps(schema)) if structured.validate_output else None
         return Source("json", json.dumps(schemas.lowered(schema)), not structured.disable_any_whitespace), check
     if structured.json_object:
         return Source("json", json.dumps(ANY_OBJECT), not structured.disable_any_whitespace), None
@@ -107,24 +101,6 @@ class _Reader:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _validator(schema: Any) -> Check:
-    # The empty registry keeps references to other documents from being fetched.
-    validator = jsonschema.Draft202012Validator(
-        schema, registry=referencing.Registry(), format_checker=jsonschema.FormatChecker()
-    )
-
-    def check(text: str) -> str | None:
-        try:
-            error = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(text)))
-        except ValueError as failure:
-            return f"the text is not JSON: {clipped(failure)}"
-        except (referencing.exceptions.Unresolvable, RecursionError, OverflowError) as failure:
-            return f"the text cannot be checked: {clipped(failure)}"
-        return None if error is None else f"{clipped(error.json_path)}: {clipped(error.message)}"
-
-    return check
 
 
 def _checked_regex(pattern: str) -> str:

@@ -3,6 +3,7 @@
 import secrets
 import time
 from concurrent.futures import Future
+from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,6 +17,8 @@ from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.phases import Grammar
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
+from tandemrt.runtime.grammars.output import OutputCheck
+from tandemrt.runtime.processes.pool import ProcessPool
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, token_ids
 from tandemrt.runtime.requests.request import Listener, Request
@@ -42,6 +45,8 @@ class Admission:
         self._cache_tokens = cache_tokens  # None: every slot has room for the engine's length
         self._require_rules()
         self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
+        self._processes = ProcessPool()
+        self._check_timeout_s = grammar_timeout_s
 
     def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> Waiting:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
@@ -83,8 +88,9 @@ class Admission:
         )
 
     def close(self) -> None:
-        """Let the compiler's threads end."""
+        """Let the compiler's threads end, and the processes."""
         self._grammars.close()
+        self._processes.close()
 
     def _enforcement(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Enforcement]":
         thinking = self._thinking(params)
@@ -116,7 +122,8 @@ class Admission:
             try:
                 # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
                 grammar = compiled.result()
-                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), grammar.check))
+                check = None if grammar.check is None else partial(self._check, grammar.check)
+                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check))
             except BaseException as error:  # whoever waits must hear of any
                 ready.set_exception(error)
 
@@ -128,6 +135,10 @@ class Admission:
         ready.add_done_callback(abandoned)
         compiled.add_done_callback(start)
         return ready
+
+    def _check(self, check: OutputCheck, text: str) -> "Future[str | None]":
+        what = "structured_outputs.json: checking the finished text"
+        return self._processes.submit(what, self._check_timeout_s, check, text)
 
     def _require_rules(self) -> None:
         """Raise BadBundle where the bundle's markers and stop tokens would refuse every request."""

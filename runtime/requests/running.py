@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from tandemrt.runtime.constraints.phases import Phase
@@ -35,6 +36,8 @@ class Running:
         self._transcript = waiting.transcript
         self._windows: deque[_Window] = deque()  # those with tokens that are not certain
         self._told = 0  # output tokens the listener knows
+        self._verdict: Future[str | None] | None = None  # on the finished text, while it is checked
+        self._stop_reason: str | int | None = None
 
     @property
     def prefilling(self) -> bool:
@@ -61,7 +64,13 @@ class Running:
 
     @property
     def finished(self) -> bool:
-        return self.request.finished
+        """Whether nothing comes any more. The request has ended then, or its text is being checked."""
+        return self.request.finished or self._verdict is not None
+
+    @property
+    def verdict(self) -> "Future[str | None] | None":
+        """What becomes of the request whose finished text is being checked, off the loop; see ``judge``."""
+        return None if self.request.finished else self._verdict
 
     @property
     def forced_ends(self) -> int:
@@ -92,27 +101,48 @@ class Running:
             return self._conclude(finish, stop_reason)
         return self._record(self._transcript.tokens)
 
-    def finish(self, reason: str, failure: BaseException | None = None) -> list[int]:
+    def finish(
+        self,
+        reason: str,
+        failure: BaseException | None = None,
+        *,
+        stop_reason: str | int | None = None,
+        error: str | None = None,
+    ) -> list[int]:
         """End the request from outside of its text, which is kept so far. Nothing happens if it has finished.
 
+        ``stop_reason`` and ``error`` are those of RequestOutput; ``failure`` stands for an error where there is none.
         Returns what ``commit`` does. A text that cannot be spelled ends where its spelling failed, with "error".
         Raises nothing.
         """
-        if self.finished:
+        if self.request.finished:
             return []
         try:
-            held = self.output_ids[self._transcript.tokens :]
+            held = [] if self.finished else self.output_ids[self._transcript.tokens :]
             if held and failure is None:  # what might have become a marker never will
                 self._transcript.add("reasoning" if self.constraint.phase is Phase.THINKING else "answer", held)
             self._transcript.finish()
-        except BaseException as error:
-            reason, failure = "error", failure or error
+        except BaseException as raised:
+            reason, failure = "error", failure or raised
         try:
-            return self._end(reason, failure=failure)
-        except BaseException as error:  # whatever is broken, a request ends
-            text, reasoning, failure = self._transcript.text, self._transcript.reasoning, failure or error
+            return self._end(reason, stop_reason, error=error, failure=failure)
+        except BaseException as raised:  # whatever is broken, a request ends
+            text, reasoning, failure = self._transcript.text, self._transcript.reasoning, failure or raised
             self.request.end("error", text=text, reasoning=reasoning, token_ids=self.output_ids, failure=failure)
             return []
+
+    def judge(self) -> None:
+        """End the request by the verdict on its text, which has come. Raises nothing."""
+        assert self._verdict is not None
+        try:
+            problem = self._verdict.result()
+        except BaseException as failure:  # nobody knows whether the text is valid
+            self.finish("error", failure)
+            return
+        if problem is None:
+            self.finish("stop", stop_reason=self._stop_reason)
+        else:
+            self.finish("constraint", error=f"structured_outputs: the finished text is not valid: {problem}")
 
     def tell(self) -> None:
         """Tell the listener what is new: tokens and text that are certain, and the output of a finished request."""
@@ -120,16 +150,17 @@ class Running:
         begin = len(request.prompt)
         tokens = self.tokens[begin + self._told : begin + self.certain]
         self._told += len(tokens)
-        if tokens or self.finished:
+        if tokens or request.finished:
             request.tell(StreamOutput(self._transcript.take(), tokens, request.output))
 
     def _conclude(self, reason: str, stop_reason: str | int | None) -> list[int]:
-        """End the request where its own text ends."""
+        """End the request where its own text ends, or have the text checked first."""
         self._transcript.finish()
-        error = None
-        if reason == "stop" and self._check is not None and (problem := self._check(self._transcript.text)):
-            reason, error = "constraint", f"structured_outputs: the finished text is not valid: {problem}"
-        return self._end(reason, stop_reason, error=error)
+        if reason != "stop" or self._check is None:
+            return self._end(reason, stop_reason)
+        self._stop_reason = stop_reason
+        self._verdict = self._check(self._transcript.text)
+        return self._record(self.output_length, last=True)
 
     def _end(
         self,

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from tandemrt.engines.errors import Closed, InternalError, QueueFull, named
+from tandemrt.runtime.requests.checks import Checks
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import Slots
@@ -33,6 +34,7 @@ class Scheduler:
         self._waiting: list[Waiting] = []
         self._called: list[Waiting] = []  # of those that wait, who is joining a slot right now
         self._displaced: list[Dropped] = []  # had to leave a full queue, and do not know it yet
+        self.checks = Checks(self.wake)  # who left a slot and has not ended
         self._turns = Turns()
         self._changed = threading.Condition()
         self._closed = False
@@ -115,11 +117,12 @@ class Scheduler:
         return displaced + [dropped for _, dropped in found if dropped is not None]
 
     def close(self) -> None:
-        """Take no more requests and cancel those in slots and in the queue."""
+        """Take no more requests and cancel those in slots, in the queue and being checked."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            for request in (*(waiting.request for waiting in self._waiting), *self._taken.values()):
+            checked = [running.request for running in self.checks]
+            for request in (*(waiting.request for waiting in self._waiting), *self._taken.values(), *checked):
                 request.cancel()
 
     def die(self, error: BaseException) -> list[Request]:
@@ -157,19 +160,22 @@ class Scheduler:
         return len(self._taken)
 
     def wait_for_work(self) -> bool:
-        """Block until a slot is taken, or a waiting request can move or must leave. False once all work is done.
+        """Block until a slot is taken, or a request without one can move or must leave. False once all work is done.
 
-        All work is done when the scheduler is closed and nothing is left in slots and queue.
+        All work is done when the scheduler is closed and nobody is left in slots and queue, or being checked.
         """
         with self._changed:
             while not self._taken:
                 now = time.monotonic()
                 if self._closed or self._displaced:
-                    return bool(self._waiting or self._displaced)
+                    return bool(self._waiting or self._displaced or self.checks)
+                if self.checks.over(now):
+                    return True
                 if any(each.enforcement.done() or each.request.interrupted(now) for each in self._waiting):
                     return True
-                deadlines = [each.request.deadline for each in self._waiting if each.request.deadline is not None]
-                self._changed.wait(_seconds_until(min(deadlines, default=None)))
+                deadlines = [each.request.deadline for each in (*self._waiting, *self.checks)]
+                earliest = min((each for each in deadlines if each is not None), default=None)
+                self._changed.wait(_seconds_until(earliest))
             return True
 
     def _joining(self) -> int:

@@ -12,10 +12,13 @@ from tandemrt.runtime.requests.text import Transcript
 
 
 class Enforcement(NamedTuple):
-    """What holds a request to what was asked: while it runs, and once its text is finished (None: nothing)."""
+    """What holds a request to what was asked: while it runs, and once its text is finished (None: nothing).
+
+    ``check`` begins to check a finished text, off the loop; the future is what is wrong with it, or None.
+    """
 
     constraint: Constraint
-    check: Callable[[str], str | None] | None = None
+    check: "Callable[[str], Future[str | None]] | None" = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -67,7 +67,7 @@ class Loop:
         self.slots = Slots(slots, room, [scheduler, tandem.state, self.prompts, drafter], window=windows.largest)
         self._timeline = timeline
         self.windows = windows
-        self._committer = Committer(tandem.buffers, self.slots, metrics)
+        self._committer = Committer(tandem.buffers, self.slots, scheduler.checks, metrics)
         filler = Filler(tandem.buffers, clock, self._committer, metrics)
         self._stages = Stages(tandem, drafter, filler, self._committer, clock, metrics, timeline)
         self._last: Verified | None = None
@@ -129,16 +129,20 @@ class Loop:
         """End every request, also those in the queue, and take no more: ``error`` is nobody's, so it is everybody's."""
         waiting = self.scheduler.die(error)
         self.fail(error)
+        for running in self.scheduler.checks:
+            self._committer.settle(running, "error", error)
         for request in waiting:
             self._committer.drop(Dropped(request, "error", error))
 
     def _leave(self) -> None:
-        """Requests that were cancelled or ran out of time leave, from the slots and from the queue."""
+        """Requests leave that were cancelled or ran out of time, from the slots and the queue, or were checked."""
         now = time.monotonic()
         for running in self.slots:
             reason = running.request.interrupted(now)
             if reason is not None:
                 self._committer.end(running, reason)
+        for running in self.scheduler.checks.take(now):
+            self._committer.settle(running, running.request.interrupted(now))
         for dropped in self.scheduler.drop_waiting(now):
             self._committer.drop(dropped)
 

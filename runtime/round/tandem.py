@@ -7,7 +7,7 @@ import torch
 
 from tandemrt.engines.contract import Contract
 from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine
-from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.caches.kv_cache import Cache, PagedCache, windows
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
 from tandemrt.runtime.round.round import Round
@@ -89,9 +89,12 @@ class Tandem:
         target = self.engines["target"]
         return target.bind(
             {
-                "token_ids": self.buffers.token_ids.view(batch, rows),
+                **windows(
+                    target.contract,
+                    self.buffers.token_ids.view(batch, rows),
+                    torch.arange(rows, device=self.device).repeat(batch, 1),
+                ),
                 "write_index": self.state.view("length", batch),
-                "score_rows": torch.arange(rows, device=self.device).repeat(batch, 1),
                 "logits": self.buffers.logits.view(batch, rows, logits_width(target.contract)),
                 **self.cache.rows(0, batch),
             }
@@ -153,11 +156,11 @@ def prefill_call(
     """Bind one chunk of one slot's prompt. A chunk's logits are not read, so they go where those of a round go."""
     return engine.bind(
         {
-            "token_ids": tokens[None],
+            "token_ids": tokens if isinstance(kv, PagedCache) else tokens[None],
             "write_index": length,
             "score_rows": score_rows,
             "logits": logits.view(1, 1, logits_width(engine.contract)),
-            **kv.rows(slot, 1),
+            **(kv.runs(slot, length, len(tokens)) if isinstance(kv, PagedCache) else kv.rows(slot, 1)),
         }
     )
 

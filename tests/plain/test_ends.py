@@ -9,6 +9,7 @@ import torch
 from tandemrt import StreamOutput
 from tandemrt.runtime.caches.kv_cache import LinearRoom
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.requests.checks import Checks
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.round.buffers import RoundBuffers
@@ -55,7 +56,7 @@ def committed(emitted: dict[int, list[int]], slots: Slots) -> tuple[Committer, C
     for slot, tokens in emitted.items():
         buffers.tokens.host_view(this.batch, WINDOW + 1)[slot, : len(tokens)] = torch.tensor(tokens)
         buffers.count.host_view(this.batch)[slot] = len(tokens)
-    committer = Committer(buffers, slots, Metrics(accepted=[0] * WINDOW))
+    committer = Committer(buffers, slots, Checks(lambda: None), Metrics(accepted=[0] * WINDOW))
     return committer, lambda: committer.commit(Verified(this, dict.fromkeys(this.rows, 0)))
 
 

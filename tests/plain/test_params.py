@@ -43,6 +43,8 @@ from tandemrt.engines.errors import BadRequest
         ({"logit_bias": {"x": 1}}, "logit_bias.x.*: must be a valid integer; got 'x'"),
         ({"logit_bias": {7: 1, "07": 2}}, "logit_bias: a token must have one bias; got several for 7"),
         ({"logit_bias": [7]}, r"logit_bias: must be a valid dictionary; got \[7\]"),
+        ({"stop": ["a"] * 257}, "stop: at most 256 strings may stop a text; got 257"),
+        ({"stop": ["ab", "c" * 8191]}, "stop: at most 8192 characters may stop a text in all; got 8193"),
         ({"logit_bias": dict.fromkeys(range(1025), 0)}, "logit_bias: at most 1024 tokens may have a bias; got 1025"),
         ({"mirostat_tau": 0.5}, "unknown key 'mirostat_tau'"),
         ({"temprature": 0.5}, "unknown key 'temprature' .did you mean 'temperature'"),

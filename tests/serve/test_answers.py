@@ -196,3 +196,15 @@ def test_the_openai_frontends_request_is_understood(demo: Client) -> None:
 def ask_python(llm: LLM, **way: Any) -> RequestOutput:
     params = SamplingParams(structured_outputs=StructuredOutputs(json=EXAMPLES[2].schema), **way)
     return llm.generate(EXAMPLES[2].prompt_messages(), params)
+
+
+@pytest.mark.parametrize(("never", "reason"), [("integer", "stop"), ("string", "constraint")])
+def test_a_finished_text_is_checked_by_a_process_that_the_server_itself_is_no_interpreter_for(
+    demo: Client, never: str, reason: str
+) -> None:
+    wanted = {"json": {"enum": ["x"], "not": {"type": never}}, "validate_output": True}
+    status, answer = demo.generate(
+        text_input="Hello", temperature=0.0, thinking_token_budget=3, structured_outputs=json.dumps(wanted)
+    )
+    assert (status, answer["text_output"].strip(), answer["finish_reason"]) == (200, '"x"', reason)
+    assert ("the finished text is not valid" in answer.get("constraint_error", "")) == (reason == "constraint")
