@@ -51,6 +51,7 @@ OWN = {  # what raises here belongs to one request
     "spelling": (Section, "push"),
     "last words": (Section, "finish"),
     "telling": (Transcript, "take"),
+    "telling for good": (Transcript, "take"),
 }
 ROUND = {"prefill": (Tandem, "prefill"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
 ROOM = 192  # tokens: three blocks, which four slots share
@@ -76,10 +77,11 @@ class Asked:
 
 
 class Faults:
-    """Raises once, where it is told to."""
+    """Raises once, where it is told to; what breaks for good raises again for whom it raised first."""
 
     def __init__(self, patched: pytest.MonkeyPatch) -> None:
         self.armed: dict[str, BaseException] = {}
+        self.broken: dict[int, tuple[Any, BaseException]] = {}  # by id: whom, and how
         for place, (owner, name) in (OWN | ROUND).items():
             self._guard(patched, place, owner, name)
 
@@ -88,7 +90,11 @@ class Faults:
 
         def guarded(*args: Any, **options: Any) -> Any:
             if (error := self.armed.pop(place, None)) is not None:
+                if place.endswith("for good"):
+                    self.broken[id(args[0])] = args[0], error
                 raise error
+            if place.endswith("for good") and id(args[0]) in self.broken:
+                raise self.broken[id(args[0])][1]
             return real(*args, **options)
 
         patched.setattr(owner, name, guarded)
