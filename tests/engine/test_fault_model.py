@@ -53,6 +53,7 @@ OWN = {  # what raises here belongs to one request
     "telling": (Transcript, "take"),
     "telling for good": (Transcript, "take"),
 }
+JOINING = ("joining", "being seated")
 ROUND = {"prefill": (Tandem, "prefill"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
 ROOM = 192  # tokens: three blocks, which four slots share
 QUEUE = 3
@@ -175,6 +176,10 @@ class LoopModel(RuleBasedStateMachine):
     )
     def break_somewhere(self, place: str, kind: type[BaseException], quiet: int) -> None:
         self.step(quiet)
+        if place in JOINING and not self.closed:  # somebody joins in the next step: who sits there makes room
+            for running in self.loop.slots:
+                running.request.cancel()
+            self.submit(PROMPTS[0], 9, None, cursed=False, client="")
         before, seated = self.errors, {id(asked) for asked in self.asked if not asked.heard or not self.ended(asked)}
         error = kind(f"broken: {place}")
         if place in ("leaving", "nobody's"):
