@@ -6,6 +6,7 @@ it went; and an error is had by those alone whose fault it was.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,8 +26,6 @@ from hypothesis.stateful import (
 )
 
 from tandemrt import LLM, SamplingParams, StreamOutput
-from tandemrt.engines.calls import capacity
-from tandemrt.engines.contract import blocks_of
 from tandemrt.engines.errors import Closed, InternalError, QueueFull
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
@@ -34,7 +33,9 @@ from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.requests.text import Section, Transcript
+from tandemrt.runtime.round.runs import PromptRuns
 from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import Tandem
 from tandemrt.runtime.round.worker import advance
@@ -46,6 +47,7 @@ KINDS = [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, asyncio.Cance
 OWN = {  # what raises here belongs to one request
     "joining": (Running, "__init__"),
     "being seated": (SlotState, "join"),
+    "growing": (Slots, "grow"),
     "fill": (Constraint, "fill"),
     "commit": (Running, "commit"),
     "spelling": (Section, "push"),
@@ -54,10 +56,10 @@ OWN = {  # what raises here belongs to one request
     "telling for good": (Transcript, "take"),
 }
 JOINING = ("joining", "being seated")
-ROUND = {"prefill": (Tandem, "prefill"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
+ROUND = {"prefill": (PromptRuns, "write"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
 ROOM = 192  # tokens: three blocks, which four slots share
 QUEUE = 3
-PROMPTS = ["a", "the quick brown fox jumps over", "b c"]
+PROMPTS = ["a", "the quick brown fox jumps over and over and over", "b c", "the quick brown fox jumps over"]
 
 
 @dataclass(eq=False)
@@ -105,6 +107,7 @@ class LoopModel(RuleBasedStateMachine):
     bundle: Path
     overlap: bool
     alone: dict[str, list[int]]
+    seen: Counter[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,6 +130,7 @@ class LoopModel(RuleBasedStateMachine):
     def begin(self) -> None:
         for prompt in PROMPTS:
             self.submit(prompt, 25, None, cursed=False, client="")
+        self.step(8)  # texts grow until memory is short
 
     @precondition(lambda self: not self.closed)
     @rule(
@@ -225,14 +229,17 @@ class LoopModel(RuleBasedStateMachine):
         slots = {running.request for running in self.loop.slots}
         assert len(slots) == len(self.loop.slots) == self.llm.running
         scheduler = self.llm._scheduler
-        queue = {each.request for each in (*scheduler._waiting, *scheduler._displaced)}
+        queue = {each.request for each in (*scheduler._preempted, *scheduler._waiting)}
+        queue |= {each.waiting.request for each in scheduler._displaced}
         ended = [asked for asked in self.asked if self.ended(asked)]
         assert slots | queue == {asked.request for asked in self.asked if not self.ended(asked)}
         assert not slots & queue
         room = self.loop.room
         assert isinstance(room, BlockTable)
-        held = sum(blocks_of(capacity(request.length, self.loop.windows.largest)) for request in slots)
-        assert room.allocator.available == blocks_of(room.tokens) - held
+        assert room.allocator.available == room.allocator.blocks - 1 - len(
+            {block for row in room.device.tolist() for block in row} - {0}
+        )
+        self.seen.update(preempted=len(scheduler._preempted))
         assert sum(self.llm.metrics.finished.values()) == len(ended)
         assert self.errors <= self.failed
         assert not self.too_early
@@ -315,7 +322,7 @@ def test_nobody_waits_for_ever_whatever_raises(
     class Model(LoopModel):
         bundle, overlap = paged_bundle, overlapping
 
-    Model.alone = alone
+    Model.alone, Model.seen = alone, Counter()
     quick = settings(
         max_examples=8,
         stateful_step_count=30,
@@ -324,3 +331,4 @@ def test_nobody_waits_for_ever_whatever_raises(
         derandomize=True,
     )
     run_state_machine_as_test(Model, settings=quick)
+    assert Model.seen["preempted"] > 0, "memory is short, and some give theirs back"
