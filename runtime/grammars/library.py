@@ -12,7 +12,8 @@ from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime import leaving
-from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler, XGrammar
+from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.grammars.grammar import CompiledGrammar, Engine, GrammarCompiler
 from tandemrt.runtime.grammars.structured import Check, Source, read
 
 
@@ -52,9 +53,10 @@ class Compiled:
     """A grammar ready to start, and the check of the finished text that ``validate_output`` asked for."""
 
     grammar: CompiledGrammar
+    engine: Engine
     check: Check | None = None  # says what is wrong with the text, or None
 
-    def matcher(self, stop_ids: Iterable[int] | None = None) -> XGrammar:
+    def matcher(self, stop_ids: Iterable[int] | None = None) -> Grammar:
         """A fresh matcher; ``stop_ids`` end the text where it is complete (None: the library's)."""
         return self.grammar.matcher(stop_ids)
 
@@ -119,7 +121,7 @@ class GrammarLibrary:
         def hand_over(grammar: "Future[CompiledGrammar]") -> None:
             failure = CancelledError() if grammar.cancelled() else grammar.exception()
             if failure is None:
-                result.set_result(Compiled(grammar.result(), check))
+                result.set_result(Compiled(grammar.result(), source.engine, check))
             else:
                 result.set_exception(failure)
 

@@ -13,8 +13,10 @@ import referencing.exceptions
 
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.params import StructuredOutputs
-from tandemrt.runtime.grammars import schema as schemas
-from tandemrt.runtime.grammars.patterns import unenforceable
+from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.grammar import Engine, engine_for
+from tandemrt.runtime.grammars.schema.dialect import dialect_of, validator_of
+from tandemrt.runtime.grammars.schema.emit import enforceable, loosened
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 DEEPEST = 64  # levels of nesting in a schema
@@ -30,25 +32,29 @@ class Source:
 
     kind: str
     text: str
-    any_whitespace: bool
+    engine: Engine
+    any_whitespace: bool = True
 
 
 def read(structured: StructuredOutputs) -> tuple[Source, Check | None]:
     """Return what to compile for a request, and the check of its finished text. Raises BadRequest."""
     if structured.json_schema is not None:
+        engine = engine_for("json", structured.engine)
         schema = _schema(structured.json_schema)
-        schemas.check_valid(schema)
-        if not structured.validate_output:
-            schemas.check_enforceable(schema)
+        held = loosened(schema) if structured.validate_output else enforceable(schema)
         check = _validator(schema) if structured.validate_output else None
-        return Source("json", json.dumps(schemas.lowered(schema)), not structured.disable_any_whitespace), check
+        return Source("json", json.dumps(held), engine, not structured.disable_any_whitespace), check
     if structured.json_object:
-        return Source("json", json.dumps(ANY_OBJECT), not structured.disable_any_whitespace), None
+        engine = engine_for("json", structured.engine)
+        return Source("json", json.dumps(ANY_OBJECT), engine, not structured.disable_any_whitespace), None
     if structured.regex is not None:
-        return Source("regex", _checked_regex(structured.regex), any_whitespace=True), None
+        return Source("regex", _readable(structured.regex), engine_for("regex", structured.engine)), None
     if structured.choice is not None:
-        return Source("grammar", _choice_grammar(structured.choice), any_whitespace=True), None
-    return Source("grammar", _checked_ebnf(structured.grammar or ""), any_whitespace=True), None
+        engine = engine_for("choice", structured.engine)
+        if engine == "llguidance":
+            return Source("regex", "|".join(map(patterns.literal, structured.choice)), engine), None
+        return Source("grammar", _choice_grammar(structured.choice), engine), None
+    return Source("grammar", _checked_ebnf(structured.grammar or ""), engine_for("grammar", structured.engine)), None
 
 
 def _schema(given: dict[str, Any] | bool | str) -> Any:
@@ -111,7 +117,7 @@ def _no_constant(name: str) -> None:
 
 def _validator(schema: Any) -> Check:
     # The empty registry keeps references to other documents from being fetched.
-    validator = jsonschema.Draft202012Validator(
+    validator = validator_of(dialect_of(schema))(
         schema, registry=referencing.Registry(), format_checker=jsonschema.FormatChecker()
     )
 
@@ -127,13 +133,13 @@ def _validator(schema: Any) -> Check:
     return check
 
 
-def _checked_regex(pattern: str) -> str:
-    reason = unenforceable(pattern, quoted=False)
-    if reason:
+def _readable(pattern: str) -> str:
+    try:
+        return patterns.full(pattern)
+    except patterns.Unreadable as reason:
         raise BadRequest(
             f"structured_outputs.regex: {reason} cannot be enforced; rewrite it without, got {quoted(pattern)}"
-        )
-    return pattern
+        ) from None
 
 
 def _checked_ebnf(source: str) -> str:
