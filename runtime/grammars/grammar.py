@@ -6,6 +6,7 @@ from threading import Lock
 from typing import Literal, Protocol
 
 from tandemrt.engines.errors import BadRequest, InternalError, clipped, quoted
+from tandemrt.engines.params import StructuredOutputs
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.phases import Grammar
 from tandemrt.runtime.grammars.by_llguidance import GuidanceCompiler
@@ -16,6 +17,7 @@ Engine = Literal["llguidance", "xgrammar"]
 # The engines that hold each kind to the letter, the one that is taken unless a request says otherwise first.
 ENGINES: dict[str, tuple[Engine, ...]] = {
     "json": ("llguidance",),
+    "json_object": ("llguidance",),
     "regex": ("llguidance",),
     "choice": ("xgrammar", "llguidance"),
     "grammar": ("xgrammar",),
@@ -32,6 +34,15 @@ def engine_for(kind: str, asked: Engine | None) -> Engine:
             "leave it out"
         )
     return asked
+
+
+def engine_of(asked: StructuredOutputs | None) -> Engine | None:
+    """The engine of a request; None if it asks for free text. Raises BadRequest as ``engine_for`` does."""
+    if asked is None:
+        return None
+    kinds = {"json": asked.json_schema, "json_object": asked.json_object, "regex": asked.regex, "choice": asked.choice}
+    kind = next((kind for kind, value in kinds.items() if value is not None), "grammar")
+    return engine_for(kind, asked.engine)
 
 
 class CompiledGrammar(Protocol):

@@ -14,7 +14,7 @@ import referencing.exceptions
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars import patterns
-from tandemrt.runtime.grammars.grammar import Engine, engine_for
+from tandemrt.runtime.grammars.grammar import Engine, engine_of
 from tandemrt.runtime.grammars.schema.dialect import dialect_of, validator_of
 from tandemrt.runtime.grammars.schema.emit import enforceable, loosened
 
@@ -38,23 +38,23 @@ class Source:
 
 def read(structured: StructuredOutputs) -> tuple[Source, Check | None]:
     """Return what to compile for a request, and the check of its finished text. Raises BadRequest."""
+    engine = engine_of(structured)
+    assert engine is not None
+    spaced = not structured.disable_any_whitespace
     if structured.json_schema is not None:
-        engine = engine_for("json", structured.engine)
         schema = _schema(structured.json_schema)
         held = loosened(schema) if structured.validate_output else enforceable(schema)
         check = _validator(schema) if structured.validate_output else None
-        return Source("json", json.dumps(held), engine, not structured.disable_any_whitespace), check
+        return Source("json", json.dumps(held), engine, spaced), check
     if structured.json_object:
-        engine = engine_for("json", structured.engine)
-        return Source("json", json.dumps(ANY_OBJECT), engine, not structured.disable_any_whitespace), None
+        return Source("json", json.dumps(ANY_OBJECT), engine, spaced), None
     if structured.regex is not None:
-        return Source("regex", _readable(structured.regex), engine_for("regex", structured.engine)), None
-    if structured.choice is not None:
-        engine = engine_for("choice", structured.engine)
-        if engine == "llguidance":
-            return Source("regex", "|".join(map(patterns.literal, structured.choice)), engine), None
-        return Source("grammar", _choice_grammar(structured.choice), engine), None
-    return Source("grammar", _checked_ebnf(structured.grammar or ""), engine_for("grammar", structured.engine)), None
+        return Source("regex", _readable(structured.regex), engine), None
+    if structured.choice is None:
+        return Source("grammar", _checked_ebnf(structured.grammar or ""), engine), None
+    if engine == "llguidance":
+        return Source("regex", "|".join(map(patterns.literal, structured.choice)), engine), None
+    return Source("grammar", _choice_grammar(structured.choice), engine), None
 
 
 def _schema(given: dict[str, Any] | bool | str) -> Any:

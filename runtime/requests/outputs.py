@@ -77,6 +77,7 @@ class RequestOutput:
     speculation: Speculation
     forced_ends: int = 0  # how often a thinking budget closed the reasoning
     error: str | None = None
+    grammar_engine: str | None = None  # what held a structured output
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 
 from tandemrt.engines.errors import BadRequest, clipped
+from tandemrt.runtime.grammars.schema.forms import is_plain
 
 Schema = dict[str, Any] | bool
 
@@ -69,13 +70,16 @@ def dialect_of(schema: Schema) -> str:
         for older in ("draft-07", "draft-04"):
             if _error(schema, older) is None:
                 return older
-    check_valid(schema, "2020-12")
+    _refuse(error, "#")
     return "2020-12"
 
 
 def check_valid(schema: Any, dialect: str, place: str = "#") -> None:
     """Refuse what is no JSON schema of ``dialect``. Raises BadRequest."""
-    error = _error(schema, dialect)
+    _refuse(_error(schema, dialect), place)
+
+
+def _refuse(error: jsonschema.ValidationError | None, place: str) -> None:
     if error is not None:
         at = "/".join(map(str, (place, *error.absolute_path)))
         hint = "; a list of items is prefixItems since 2020-12" if list(error.absolute_path)[-1:] == ["items"] else ""
@@ -120,6 +124,8 @@ def misspelled(keyword: str) -> str | None:
 
 
 def _error(schema: Any, dialect: str) -> jsonschema.ValidationError | None:
+    if is_plain(schema, dialect):
+        return None
     try:
         errors = _meta_validator(_DIALECTS[dialect]).iter_errors(schema)
         error: jsonschema.ValidationError | None = jsonschema.exceptions.best_match(errors)

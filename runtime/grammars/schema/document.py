@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+import jsonschema
 import referencing
 
 from tandemrt.engines.errors import quoted
@@ -81,6 +82,7 @@ class Document:
         self._bases: dict[str, str] = {}
         self._resources: dict[str, tuple[str, Schema]] = {}
         self._anchors: dict[tuple[str, str], list[tuple[str, Schema]]] = {}
+        self._validators: dict[str, jsonschema.protocols.Validator] = {}
         self._keywords: dict[str, dict[str, Any]] = {}
         self._dynamic: dict[str, int] = {}  # how often each dynamic anchor occurs
         self._resources[""] = ("#", root)
@@ -151,11 +153,13 @@ class Document:
         """Whether ``value`` satisfies a node, by the jsonschema package."""
         if self.dialect == "draft-04" and "!" in node.name.replace("!-", ""):  # made here, in a newer form
             raise Unheld(node.place, "values beside a condition are not held in draft-04; use a later one")
-        _, resource = self._resources[node.base]
-        # An empty registry keeps references to other documents from being fetched.
-        whole = validator_of(self.dialect)(resource, registry=referencing.Registry())
+        if node.base not in self._validators:
+            _, resource = self._resources[node.base]
+            # An empty registry keeps references to other documents from being fetched.
+            validator = validator_of(self.dialect)(resource, registry=referencing.Registry())
+            self._validators[node.base] = validator
         try:
-            return bool(whole.evolve(schema=node.schema).is_valid(value))
+            return bool(self._validators[node.base].evolve(schema=node.schema).is_valid(value))
         except (referencing.exceptions.Unresolvable, RecursionError):
             raise Unheld(node.place, "its values cannot be checked; simplify its references") from None
 
