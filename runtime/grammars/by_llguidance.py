@@ -120,6 +120,7 @@ class GuidanceGrammar:
         self._first = self.fresh()
         if self._first.is_error():
             raise ValueError(_reason(self._first))
+        self._first.compute_bitmask()  # the first row is the slow one, and copies share what it took
 
     @property
     def size_bytes(self) -> int:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MOST_SEQUENCES = 400  # of different items
 MOST_CHOICES = 128  # of names
 MOST_ITEMS = 4096
+MOST_OPTIONAL = 400  # of one object: llguidance gives up on more within a text
 
 
 def plain(shape: Shape, expander: "Expander", place: str) -> list[Shape]:
@@ -86,6 +87,9 @@ def _object(shape: Object, place: str) -> list[Shape]:
             "a property with a quote, backslash or control character is not held beside it",
         )
     optional = [name for name in shape.properties if name not in shape.required and name not in nothing]
+    if len(optional) > MOST_OPTIONAL or (len(shape.properties) > MOST_OPTIONAL and shape.rest is not None):
+        rule = f"more than {MOST_OPTIONAL} optional properties, or beside other names, are not held; split the object"
+        raise Unheld(f"{place}/properties", rule)
     closed = shape.rest is None and not shape.patterns
     least = max(0, shape.least - len(shape.required))
     most = None if shape.most is None else shape.most - len(shape.required)
