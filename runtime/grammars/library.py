@@ -14,7 +14,8 @@ from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime import leaving
 from tandemrt.runtime.constraints.phases import Grammar
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, Engine, GrammarCompiler
-from tandemrt.runtime.grammars.structured import Check, Source, read
+from tandemrt.runtime.grammars.readings import Readings
+from tandemrt.runtime.grammars.structured import Check, Source
 
 
 class GrammarCache:
@@ -93,6 +94,7 @@ class GrammarLibrary:
         self._timeout_s = timeout_s
         self._max_source_bytes = max_source_bytes
         self._cache = GrammarCache() if cache is None else cache
+        self._readings = Readings()
         self._lock = threading.Lock()
         self._waiting: dict[Source, _Compilation] = {}
         self._pool = ThreadPoolExecutor(workers, "grammar", initializer=_wait_for, initargs=(WeakMethod(self.close),))
@@ -108,7 +110,7 @@ class GrammarLibrary:
             BadRequest: at once, for what needs no compiler: an invalid schema, a keyword that cannot be enforced, a
                 source that is too large.
         """
-        source, check = read(structured)
+        source, check = self._readings.read(structured)
         size = len(source.text.encode())
         if size > self._max_source_bytes:
             raise BadRequest(

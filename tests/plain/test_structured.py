@@ -14,6 +14,7 @@ import pytest
 
 from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
+from tandemrt.runtime.grammars import readings
 from tandemrt.runtime.grammars.library import GrammarCache, GrammarLibrary
 from tests.plain.constraints import STOP, VOCABULARY, spell
 from tests.waiting import PATIENCE_S, eventually
@@ -506,3 +507,22 @@ def test_an_engine_is_taken_where_it_holds_the_kind_and_refused_elsewhere(librar
 )
 def test_each_kind_has_an_engine_unless_a_request_names_one(library, asked, engine) -> None:
     assert library().compile(StructuredOutputs(**asked)).result().engine == engine
+
+
+def test_a_schema_is_worked_out_once_however_often_it_is_asked_for(library, monkeypatch) -> None:
+    grammars, read = library(), []
+    worked_out = readings.read
+    monkeypatch.setattr(readings, "read", lambda asked: read.append(asked) or worked_out(asked))
+    for _ in range(3):
+        assert takes(grammars.compile(StructuredOutputs(json=PERSON)).result(timeout=PATIENCE_S), '{"name": "x"}')
+    assert len(read) == 1
+    for other in ({"validate_output": True}, {"disable_any_whitespace": True}, {"engine": "llguidance"}):
+        grammars.compile(StructuredOutputs(json=PERSON, **other)).result(timeout=PATIENCE_S)
+    assert len(read) == 4
+
+
+def test_a_refusal_is_not_remembered(library) -> None:
+    grammars = library()
+    for _ in range(2):
+        with pytest.raises(BadRequest, match="did you mean 'maxLength'"):
+            grammars.compile(StructuredOutputs(json={"type": "string", "maxLenght": 3}))
