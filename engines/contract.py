@@ -3,16 +3,19 @@
 Graph builders declare their inputs and outputs from here, engines are checked against it when they open, and the
 runtime allocates its buffers from it. Shapes mix integers and symbols:
 
-=========  ==========================================================================
-symbol     meaning
-=========  ==========================================================================
-batch      rows of this call, one per request
-query      new tokens per row in this call
-rows       query rows that get logits
-blocks     blocks of a paged cache, as many as the memory has room for
-window     drafted tokens per round (K); ``window+1`` rows are verified
-entries    tokens of a request whose logits are adjusted
-=========  ==========================================================================
+=============  ==========================================================================
+symbol         meaning
+=============  ==========================================================================
+batch          rows of this call, one per request
+query          new tokens per row in this call; over a linear cache
+rows           tokens per row that get logits
+tokens         new tokens of a packed call, those of prompts included; over a paged cache
+prompt_tokens  tokens of a packed call that belong to runs of prompts
+prompts        runs of prompts in a packed call
+blocks         blocks of a paged cache, as many as the memory has room for
+window         drafted tokens per round (K); ``window+1`` rows are verified
+entries        tokens of a request whose logits are adjusted
+=============  ==========================================================================
 
 Integers are properties of the engine: layers, heads, ``capacity`` (tokens a cache row can hold), ``vocab`` (width of
 the logits) and ``words`` = ceil(vocab / 32).
@@ -86,21 +89,24 @@ def decoder(
     ``write_index`` counts the tokens of a row that are already in its cache: positions follow from it inside the
     graph, and rolling back is not advancing it. ``present_*`` is bound to the memory of ``past_*``.
 
-    A *linear* cache has a row of ``capacity`` tokens for every row of the call. A *paged* one has blocks of BLOCK_SIZE
-    tokens that all rows share: position p of row b lies at p % BLOCK_SIZE of block block_table[b, p // BLOCK_SIZE].
+    A *linear* cache has a row of ``capacity`` tokens for every row of the call: ``token_ids`` is a rectangle, and
+    ``score_rows`` says which of a row's new tokens get logits.
+
+    A *paged* one has blocks of BLOCK_SIZE tokens that all rows share: position p of row b lies at p % BLOCK_SIZE of
+    block block_table[b, p // BLOCK_SIZE]. Its calls are packed (``packed``): ``score_rows`` says which tokens of the
+    call get logits, counted from its first.
     """
     paged = cache == "paged"
     shape: tuple[Dim, ...] = (
         ("blocks", kv_heads, BLOCK_SIZE, head_dim) if paged else ("batch", kv_heads, capacity, head_dim)
     )
-    table = (Binding("block_table", "int32", ("batch", blocks_of(capacity))),) if paged else ()
     kinds = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
     return Contract(
         inputs=(
-            Binding("token_ids", "int64", ("batch", "query")),
+            Binding("token_ids", "int64", ("tokens",) if paged else ("batch", "query")),
             Binding("write_index", "int64", ("batch",)),
             Binding("score_rows", "int64", ("batch", "rows")),
-            *table,
+            *(packed(table_width(capacity)) if paged else ()),
             *(Binding(f"past_{kind}", dtype, shape) for kind in kinds),
         ),
         outputs=(
@@ -109,6 +115,24 @@ def decoder(
         ),
         aliases=tuple((f"present_{kind}", f"past_{kind}") for kind in kinds),
     )
+
+
+def packed(max_blocks: int) -> tuple[Binding, ...]:
+    """Where the tokens of a packed call stand, by tables of ``max_blocks`` blocks.
+
+    First come the windows of ``batch`` rows, at least one, equally long (0 tokens is a length), one behind the other.
+    Then come ``prompt_tokens`` tokens: runs of prompts, one behind the other, and padding. ``prompt_rows`` says which
+    run a token belongs to; -1 is padding, which is written nowhere, and what is computed for it means nothing. Without
+    runs there is no padding either. Run r has the tokens from ``prompt_starts[r]`` up to ``prompt_starts[r + 1]``,
+    counted from the first prompt token, where the first run begins; no tokens is a length. ``prompt_index`` counts the
+    tokens of a run's text that are already in its cache, ``prompt_table`` lists its blocks.
+
+    Prompts are written and attend before windows are written, so a text may be in one call as both: the window then
+    stands behind the run.
+    """
+    operator = SCHEMAS["window_attention"]
+    names = ("block_table", "prompt_rows", "prompt_starts", "prompt_index", "prompt_table")
+    return operator.resolved(tuple(operator[name] for name in names), dtype="", max_blocks=max_blocks)
 
 
 def verify(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
@@ -142,6 +166,11 @@ def propose(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
 def blocks_of(tokens: int) -> int:
     """Blocks of a paged cache that hold ``tokens`` tokens of one row."""
     return -(-tokens // BLOCK_SIZE)
+
+
+def table_width(capacity: int) -> int:
+    """Blocks that a row's table has room for: an even number, because cuDNN looks two up at a time."""
+    return -(-blocks_of(capacity) // 2) * 2
 
 
 def mask_words(vocab: int) -> int:

@@ -46,6 +46,10 @@ class InternalError(TandemError):
     """An invariant of TandemRT itself does not hold. Always a bug: please report it."""
 
 
+class ProcessLost(TandemError):
+    """A process that worked for a request was killed from outside; send the request again."""
+
+
 class Closed(TandemError):
     """A runtime was used after it was closed; open the bundle again."""
 
@@ -67,9 +71,12 @@ def clipped(text: Any) -> str:
 
 
 def named(error: BaseException) -> str:
-    """Spell an error for people: its kind, and what it says, whatever its author wrote."""
+    """Spell an error for people: its kind, and what it says, whatever its author wrote.
+
+    One that is not ours may quote all that it was given, so of that there is only the beginning.
+    """
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error if isinstance(error, TandemError) else clipped(error)}"
     except BaseException:  # an error that cannot be spelled must not hide that there was one
         return f"{type(error).__name__}: cannot be shown"
 

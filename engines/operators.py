@@ -112,18 +112,22 @@ SCHEMAS = {
         Schema(
             "window_attention",
             inputs=(
-                Binding("qkv", T, ("batch", "query", "qkv_width")),
+                Binding("qkv", T, ("tokens", "qkv_width")),
                 Binding("key_cache", T, _CACHE),
                 Binding("value_cache", T, _CACHE),
                 Binding("block_table", "int32", ("batch", "max_blocks")),
                 Binding("write_index", "int64", ("batch",)),
+                Binding("prompt_rows", "int32", ("prompt_tokens",)),
+                Binding("prompt_starts", "int32", ("prompts+1",)),
+                Binding("prompt_index", "int64", ("prompts",)),
+                Binding("prompt_table", "int32", ("prompts", "max_blocks")),
                 Binding("cosine", T, ("positions", "half_head_dim")),
                 Binding("sine", T, ("positions", "half_head_dim")),
                 Binding("q_norm", T, ("head_dim",)),
                 Binding("k_norm", T, ("head_dim",)),
             ),
             outputs=(
-                Binding("mixed", T, ("batch", "query", "mixed_width")),
+                Binding("mixed", T, ("tokens", "mixed_width")),
                 Binding("present_key_cache", T, _CACHE),
                 Binding("present_value_cache", T, _CACHE),
             ),
@@ -138,10 +142,10 @@ SCHEMAS = {
             optional=("q_norm", "k_norm"),
             kernels="attention",
         ),
-        Schema(
+        Schema(  # of any rank: the last dimension is what it works on
             "swiglu",
-            inputs=(Binding("gate_up", T, ("batch", "query", "gate_up_width")),),
-            outputs=(Binding("activated", T, ("batch", "query", "width")),),
+            inputs=(Binding("gate_up", T, ("tokens", "gate_up_width")),),
+            outputs=(Binding("activated", T, ("tokens", "width")),),
             kernels="swiglu",
         ),
     )

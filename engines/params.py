@@ -23,6 +23,8 @@ Number = Annotated[float, BeforeValidator(_no_text_or_truth)]
 Bias = Annotated[Number, Field(ge=-100.0, le=100.0)]
 Text = Annotated[str, Field(strict=True, min_length=1)]  # bytes are no text
 MOST_BIASES = 1024  # tokens that one request may bias
+MOST_STOPS = 256  # stop strings of one request
+MOST_STOP_CHARACTERS = 8192  # of all of them together
 
 
 def _by_token(value: Any) -> Any:
@@ -39,7 +41,14 @@ def _by_token(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
+    listed = (value,) if isinstance(value, str) else value
+    if isinstance(listed, list | tuple):
+        if len(listed) > MOST_STOPS:
+            raise refuse(f"at most {MOST_STOPS} strings may stop a text; got {len(listed)}")
+        characters = sum(len(each) for each in listed if isinstance(each, str))
+        if characters > MOST_STOP_CHARACTERS:
+            raise refuse(f"at most {MOST_STOP_CHARACTERS} characters may stop a text in all; got {characters}")
+    return listed
 
 
 def _validated_anew(value: Any) -> Any:
@@ -80,6 +89,8 @@ class SamplingParams(Section):
 
     thinking_token_budget: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None  # -1 and None: no budget
     structured_outputs: Annotated["StructuredOutputs | None", BeforeValidator(_validated_anew)] = None
+
+    cache_salt: Text | None = None  # only requests with the same salt reuse each other's keys and values
 
     rule: Literal["coupled", "rejection"] = "coupled"
     window: Count | None = None  # drafted tokens per round, at most the engine's; 0 switches speculation off

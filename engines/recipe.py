@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from tandemrt.engines.calls import capacity
+from tandemrt.engines.calls import capacity, longest_chunk
 from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
@@ -38,7 +38,10 @@ Window = Annotated[int, Field(ge=1, le=16)]
 
 
 class _WithCheckpoint(Section):
+    """``ignore_config_fields``: fields of config.json that change nothing, though the exporter does not know them."""
+
     checkpoint: Annotated[Path, Field(strict=False)]
+    ignore_config_fields: Texts = ()
 
     @field_validator("checkpoint")
     @classmethod
@@ -99,22 +102,16 @@ class Reasoning(Section):
 
 
 class RecipeLimits(Section):
-    """``batch`` slots, ``length`` tokens of prompt plus output, ``prefill_chunk`` prompt tokens per call.
+    """``batch`` slots, ``length`` tokens of prompt plus output, ``prefill_chunk`` prompt tokens per round.
 
+    ``prefill_chunk`` None takes what suits the backend, see Recipe.prefill_chunk.
     ``cache_tokens``: what a paged cache holds for all slots together; None leaves room for the full length of each.
     """
 
     batch: Annotated[int, Field(ge=1)] = 8
     length: Annotated[int, Field(ge=2)] = 2048
-    prefill_chunk: Annotated[int, Field(ge=1)] = 64
+    prefill_chunk: Annotated[int, Field(ge=1)] | None = None
     cache_tokens: Annotated[int, Field(ge=1)] | None = None
-
-    @model_validator(mode="after")
-    def _chunk_fits(self) -> "RecipeLimits":
-        if self.prefill_chunk > self.length:
-            values = f"{quoted(self.prefill_chunk)} > {quoted(self.length)}"
-            raise refuse(f"prefill_chunk must not exceed length; got {values}. Lower prefill_chunk or raise length")
-        return self
 
 
 class OnnxRuntimeCpu(Section):
@@ -217,6 +214,18 @@ class Recipe(Section):
         return self.backend.cache if isinstance(self.backend, OnnxRuntimeCuda) else "linear"
 
     @property
+    def prefill_chunk(self) -> int:
+        """Prompt tokens per round: the recipe's, else what suits the backend.
+
+        A CPU computes a token as fast in a call of 64 as in a longer one, which others only wait for longer. On a GPU
+        a call of 2,048 is bound by its products. A call over a linear cache has few prompts at a time.
+        """
+        if self.limits.prefill_chunk is not None:
+            return self.limits.prefill_chunk
+        default = 2048 if self.cache == "paged" else 512 if self.backend.name == "onnxruntime-cuda" else 64
+        return min(default, longest_chunk(self.limits.batch, self.limits.length, self.cache))
+
+    @property
     def kernel_capabilities(self) -> tuple[str, ...]:
         """Compute capabilities that the recipe wants kernels for; none where they follow from the engines."""
         return self.backend.compute_capabilities if isinstance(self.backend, OnnxRuntimeCuda) else ()
@@ -234,6 +243,13 @@ class Recipe(Section):
         if self.draft.window >= self.limits.length:
             values = f"{quoted(self.draft.window)} >= {quoted(self.limits.length)}"
             raise refuse(f"draft.window must be below limits.length; got {values}. Lower one or raise the other")
+        most = longest_chunk(self.limits.batch, self.limits.length, self.cache)
+        if self.prefill_chunk > most:
+            whose = "length" if self.cache == "linear" else "batch * length"
+            values = f"{quoted(self.prefill_chunk)} > {quoted(most)}"
+            raise refuse(
+                f"limits.prefill_chunk must not exceed {whose}; got {values}. Lower prefill_chunk or raise length"
+            )
         tokens = self.limits.cache_tokens
         if tokens is not None and self.cache == "linear":
             rule = "limits.cache_tokens needs backend.name 'onnxruntime-cuda' with cache = 'paged'"

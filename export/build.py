@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
@@ -143,7 +141,7 @@ def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
 def _require_tokenizer(folder: Path, target: Model) -> None:
     """Raise BadCheckpoint unless the tokenizer in ``folder`` is one that the runtime will open."""
     try:
-        open_tokenizer(AutoTokenizer.from_pretrained, folder, target.spec.vocab)
+        open_tokenizer(folder, target.spec.vocab)
     except BadBundle as error:
         raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error
 
@@ -155,7 +153,7 @@ def _limits(recipe: Recipe) -> Limits:
         length=asked.length,
         capacity=recipe.capacity,
         window=recipe.draft.window,
-        prefill_chunk=asked.prefill_chunk,
+        prefill_chunk=recipe.prefill_chunk,
         cache_blocks=recipe.cache_blocks,
     )
 

@@ -117,7 +117,7 @@ def _limits(manifest: Manifest) -> Table:
         "length": f"{limits.length} tokens of prompt and output",
         "capacity": f"{limits.capacity} tokens in a cache row",
         "window": f"{limits.window} tokens drafted per round",
-        "prefill_chunk": f"{limits.prefill_chunk} prompt tokens per call",
+        "prefill_chunk": f"{limits.prefill_chunk} prompt tokens per round",
         **_cache(limits),
         "draft": f"{draft.kind}{ngram}",
     }

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
-import torch
 
 from tandemrt.engines.dtypes import ONNX
 from tandemrt.engines.errors import BackendUnavailable
@@ -12,6 +11,8 @@ from tandemrt.engines.operators import SCHEMAS, Schema, T
 from tandemrt.plugins.functions.body import OPSET
 from tandemrt.plugins.launch import Context, Function, Tensors
 from tandemrt.plugins.operators import DOMAIN
+from tandemrt.plugins.sessions import dtype_name, place, session_options
+from tandemrt.plugins.tensors import torch
 
 _IR_VERSION = 11
 
@@ -40,18 +41,18 @@ def launch(
     """
     schema = SCHEMAS[operator]
     said = tuple((name, attributes[name]) for name in schema.attributes)
-    kinds = tuple((name, _dtype(tensor), tensor.dim()) for name, tensor in sorted(tensors.items()))
+    kinds = tuple((name, dtype_name(tensor), tensor.dim()) for name, tensor in sorted(tensors.items()))
     session = context.keep(
         (operator, said, kinds), lambda: _open(schema, function, tensors, dict(said), context.threads)
     )
     binding = session.io_binding()
     for given in schema.inputs:
         if given.name in tensors:
-            binding.bind_input(given.name, *_place(tensors[given.name]))
+            binding.bind_input(given.name, *place(tensors[given.name]))
     for made in schema.outputs:
         held = tensors.get(schema.in_place.get(made.name, made.name))
         if held is not None:
-            binding.bind_output(made.name, *_place(held))
+            binding.bind_output(made.name, *place(held))
     return FunctionCall(session, binding, tuple(tensors.values()))
 
 
@@ -64,13 +65,8 @@ def _open(
         raise BackendUnavailable(
             f"operator {schema.name}: runs on a CPU by onnxruntime, which is not installed: pip install 'tandemrt[cpu]'"
         ) from error
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # Several sessions share the cores: threads that spin while they wait would take them from one another.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if threads is not None:
-        options.intra_op_num_threads = threads
     model = ir.to_proto(_model(schema, function, tensors, attributes)).SerializeToString()
+    options = session_options(threads=threads)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -78,7 +74,7 @@ def _model(schema: Schema, function: Function, tensors: Tensors, attributes: Map
     """A graph of one node that carries the function. Shapes are left open: any call fits."""
     held = {output.name: schema.in_place.get(output.name, output.name) for output in schema.outputs}
     values = {
-        name: ir.val(name, dtype=ir.DataType(ONNX[_dtype(tensors[source])]), shape=[None] * tensors[source].dim())
+        name: ir.val(name, dtype=ir.DataType(ONNX[dtype_name(tensors[source])]), shape=[None] * tensors[source].dim())
         for name, source in {**{binding.name: binding.name for binding in schema.inputs}, **held}.items()
         if source in tensors
     }
@@ -90,14 +86,5 @@ def _model(schema: Schema, function: Function, tensors: Tensors, attributes: Map
     imports = {"": OPSET, DOMAIN: 1}
     taken = [value for value in inputs if value is not None]
     graph = ir.Graph(taken, made, nodes=[node], name=schema.name, opset_imports=imports)
-    dtype = next(_dtype(tensors[binding.name]) for binding in schema.inputs if binding.dtype == T)
+    dtype = next(dtype_name(tensors[binding.name]) for binding in schema.inputs if binding.dtype == T)
     return ir.Model(graph, ir_version=_IR_VERSION, functions=function(dtype, tuple(tensors)))
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _place(tensor: torch.Tensor) -> tuple[str, int, int, list[int], int]:
-    """What IO binding wants to know of a tensor."""
-    return "cpu", 0, ONNX[_dtype(tensor)], list(tensor.shape), tensor.data_ptr()

@@ -2,6 +2,7 @@
 
 python -m tools.bench_attention                     # 32 heads, 8 KV heads of 128, bfloat16, 1,000 tokens cached
 python -m tools.bench_attention --splits 2 --batch 16 --new 5
+python -m tools.bench_attention --runs --new 512 --new 2048 --context 8000
 """
 
 import math
@@ -16,10 +17,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tandemrt.plugins.kernels.attention import AttentionLauncher
-from tandemrt.plugins.kernels.attention_plan import KEYS, Workspace
+from tandemrt.plugins.kernels.attention import launch
+from tandemrt.plugins.kernels.attention_plan import KEYS
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.kernels.module import KernelModule
+from tandemrt.plugins.launch import Context
+from tandemrt.runtime.caches.kv_cache import no_prompts
 from tools.gpu.paged_attention import paged_attention
 
 BANDWIDTH = 4.3e12  # bytes per second that one H200 was seen to read
@@ -28,7 +30,10 @@ COLD = 400e6  # bytes of cache that a graph walks through: far more than the 50 
 
 @dataclass(frozen=True)
 class Shape:
-    """One call: ``batch`` rows with ``context`` cached tokens each and ``new`` tokens more."""
+    """One call: ``batch`` rows with ``context`` cached tokens each and ``new`` tokens more.
+
+    ``runs``: these are runs of prompts, not windows.
+    """
 
     batch: int
     new: int
@@ -37,6 +42,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    runs: bool
 
     @property
     def cache_bytes(self) -> int:
@@ -80,36 +86,30 @@ def replay(run: Callable[[], None], layers: int, stream: torch.cuda.Stream | Non
     return min(times)
 
 
-def window_attention(shape: Shape, module: KernelModule, workspace: Workspace, splits: int | None) -> float:
+def window_attention(shape: Shape, context: Context, splits: int | None) -> float:
     blocks = math.ceil((shape.context + shape.new) / KEYS)
     table = 1 + torch.randperm(shape.batch * blocks, device="cuda").to(torch.int32).view(shape.batch, blocks)
     index = torch.full((shape.batch,), shape.context, device="cuda")
-    qkv = shape.normal(shape.batch, shape.new, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
     angles = shape.normal(blocks * KEYS, shape.head_dim // 2)
-    mixed = shape.normal(shape.batch, shape.new, shape.heads * shape.head_dim)
+    shared = {
+        "qkv": shape.normal(shape.batch * shape.new, (shape.heads + 2 * shape.kv_heads) * shape.head_dim),
+        "mixed": shape.normal(shape.batch * shape.new, shape.heads * shape.head_dim),
+        "cosine": angles.cos(),
+        "sine": angles.sin(),
+        "block_table": table,
+        "write_index": index,
+        **no_prompts(table),
+    }
+    if shape.runs:
+        ramp = torch.arange(shape.batch + 1, dtype=torch.int32, device="cuda")
+        shared |= {"block_table": table[:1], "write_index": index[:1], "prompt_table": table, "prompt_index": index}
+        shared |= {"prompt_rows": ramp[:-1].repeat_interleave(shape.new), "prompt_starts": shape.new * ramp}
+    attributes = {"heads": shape.heads, "kv_heads": shape.kv_heads, "scale": shape.head_dim**-0.5, "splits": splits}
     calls = []
     for _ in range(shape.layers):
-        keys, values = (shape.normal(1 + table.numel(), shape.kv_heads, KEYS, shape.head_dim) for _ in range(2))
-        calls.append(
-            AttentionLauncher(
-                module,
-                qkv,
-                keys,
-                values,
-                table,
-                index,
-                angles.cos(),
-                angles.sin(),
-                None,
-                None,
-                mixed,
-                heads=shape.heads,
-                kv_heads=shape.kv_heads,
-                scale=shape.head_dim**-0.5,
-                workspace=workspace,
-                splits=splits,
-            )
-        )
+        size = (1 + table.numel(), shape.kv_heads, KEYS, shape.head_dim)
+        caches = {name: shape.normal(*size) for name in ("key_cache", "value_cache")}
+        calls.append(launch(shared | caches, attributes, context))
 
     def run() -> None:
         for call in calls:
@@ -140,21 +140,21 @@ def main(
     head_dim: int = 128,
     dtype: str = "bfloat16",
     splits: Annotated[int | None, typer.Option(help="blocks that share a row's keys; chosen if not given")] = None,
+    runs: Annotated[bool, typer.Option(help="new tokens are runs of prompts instead of windows")] = False,
     alone: Annotated[bool, typer.Option(help="only the kernel, nothing beside it")] = False,
 ) -> None:
     major, minor = torch.cuda.get_device_capability()
-    workspace = Workspace("cuda")
     title = (
         f"microseconds per layer, {heads} heads, {kv_heads} KV heads of {head_dim}, {dtype}, {context} tokens cached"
     )
     table = Table("batch", "new", "floor", "window_attention", "/ floor", "PagedAttention", "torch SDPA", title=title)
     with tempfile.TemporaryDirectory() as folder:
         compile_kernels([f"{major}.{minor}"], Path(folder), names=["attention"])
-        module = KernelModule.open(Path(folder), "attention")
-        shapes = [(b, n) for b in batch or (1, 8, 16, 32, 64) for n in new or (1, 2, 5, 8)]
-        for rows, tokens in [*shapes, *([] if batch or new else [(1, 512)])]:
-            shape = Shape(rows, tokens, context, heads, kv_heads, head_dim, getattr(torch, dtype))
-            mine = window_attention(shape, module, workspace, splits)
+        shared = Context(torch.device("cuda", torch.cuda.current_device()), Path(folder))
+        shapes = [(b, n, runs) for b in batch or (1, 8, 16, 32, 64) for n in new or (1, 2, 5, 8)]
+        for rows, tokens, are_runs in [*shapes, *([] if batch or new else [(1, 512, True)])]:
+            shape = Shape(rows, tokens, context, heads, kv_heads, head_dim, getattr(torch, dtype), are_runs)
+            mine = window_attention(shape, shared, splits)
             others: list[Any] = [None, None] if alone else [paged_attention(shape, replay), scaled_dot_product(shape)]
             cells = ["-" if value is None else f"{value:.1f}" for value in (shape.floor, mine, *others)]
             table.add_row(str(rows), str(tokens), *cells[:2], f"{mine / shape.floor:.2f}", *cells[2:])

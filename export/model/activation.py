@@ -11,7 +11,7 @@ from tandemrt.plugins.operators import DOMAIN
 
 
 class GatedActivation(Protocol):
-    """[batch, query, hidden] to [batch, query, intermediate], by two products of that width."""
+    """[..., hidden] to [..., intermediate], by two products of that width."""
 
     def __call__(
         self, b: GraphBuilder, x: ir.Value, w: Weights, gate: Linear, up: Linear, *, layer: int

@@ -43,7 +43,7 @@ class Attention(Protocol):
     """Grouped-query attention over a cache, the new tokens included; made once and shared by all layers."""
 
     def __call__(self, b: GraphBuilder, x: ir.Value, w: Weights, heads: Heads, past: Cache) -> tuple[ir.Value, Cache]:
-        """[batch, query, hidden] to [batch, query, heads * head_dim], and the cache afterwards."""
+        """[..., hidden] to [..., heads * head_dim], and the cache afterwards."""
         ...
 
 

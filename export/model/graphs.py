@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -14,7 +13,7 @@ from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.manifest import EngineName
-from tandemrt.engines.recipe import Recipe
+from tandemrt.engines.recipe import ModelDraft, Recipe, Target
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
 from tandemrt.export.model.lowerings import Lowering
@@ -35,16 +34,17 @@ class Model:
     dtype: str
 
     @classmethod
-    def open(cls, role: EngineName, folder: Path, dtype: str, *, length: int) -> "Model":
-        """Read a checkpoint folder. Raises BadCheckpoint, or BadRecipe when ``length`` is beyond its training."""
+    def open(cls, role: EngineName, section: Target | ModelDraft, dtype: str, *, length: int) -> "Model":
+        """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if ``length`` is too long."""
+        folder = section.checkpoint
         checkpoint = Checkpoint.open(folder)
-        spec = ModelSpec.from_hf(checkpoint.config)
+        spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields)
         vocabulary = CheckpointTokenizer.open(folder)
         if vocabulary.size > spec.vocab:
             rule = f"the tokenizer must not have more ids than the logits are wide ({spec.vocab})"
             raise BadCheckpoint(f"{role}.checkpoint {folder}: {rule}; it has {vocabulary.size}; resize the embeddings")
         if length > spec.max_length:
-            rule = f"limits.length must not exceed the {role}'s max_position_embeddings, {spec.max_length}"
+            rule = f"limits.length must not exceed the length that the {role}'s config.json gives, {spec.max_length}"
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
         return cls(role, checkpoint, spec, vocabulary, dtype)
 
@@ -66,12 +66,12 @@ class Graph:
 
 def open_models(recipe: Recipe) -> tuple[Model, ...]:
     """Open the target and, if a model drafts, the draft; check that they fit each other. Raises BadRecipe."""
-    target = Model.open("target", recipe.target.checkpoint, recipe.target.dtype, length=recipe.limits.length)
+    target = Model.open("target", recipe.target, recipe.target.dtype, length=recipe.limits.length)
     _require_kernel(target, recipe)
     if recipe.draft.kind != "model":
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
-    draft = Model.open("draft", recipe.draft.checkpoint, dtype, length=recipe.limits.length)
+    draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
     _require_kernel(draft, recipe)
     if draft.spec.vocab != target.spec.vocab:
         rule = f"its logits must be as wide as the target's, {target.spec.vocab}"

@@ -1,8 +1,9 @@
 """The layers of a decoder, written once for all lowerings.
 
-Shapes use the symbols of engines/contract.py; ``hidden``, the stream of residuals, is [batch, query, hidden size].
-Values that a graph may be cut at (export/passes/cut.py) have names that speak: ``hidden.3`` is the stream in front of
-layer 3's attention, ``residual.3`` behind it.
+Shapes use the symbols of engines/contract.py; ``hidden``, the stream of residuals, is [batch, query, hidden size], or
+over a paged cache [tokens, hidden size]: nothing here knows rows. Values that a graph may be cut at
+(export/passes/cut.py) have names that speak: ``hidden.3`` is the stream in front of layer 3's attention,
+``residual.3`` behind it.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ def stack(
     *,
     capacity: int,
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
-    """All layers and the last norm: [batch, query, hidden] to [batch, rows, hidden], and the caches afterwards.
+    """All layers and the last norm: the stream to [batch, rows, hidden], and the caches afterwards.
 
     ``given`` are the inputs of the contract, what is returned with the result are its outputs present_*.
     """

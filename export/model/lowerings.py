@@ -10,7 +10,7 @@ from tandemrt.export.model.activation import GatedActivation, explicit_silu, pac
 from tandemrt.export.model.attention import AttentionMaker, LinearCacheAttention
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.paged_attention import PagedAttention
-from tandemrt.export.model.rows import gather_row_elements, gather_rows
+from tandemrt.export.model.rows import gather_rows, gather_tokens
 from tandemrt.export.passes.residual_norms import fuse_residual_norms
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.functions import swiglu, window_attention
@@ -44,7 +44,7 @@ STRATEGIES: Mapping[Lowering, Strategies] = {
     "paged": Strategies(
         PagedAttention.over_blocks,
         packed_swiglu,
-        gather_row_elements,
+        gather_tokens,
         pick_early=True,
         functions=_paged_functions,
         passes=(fuse_residual_norms,),

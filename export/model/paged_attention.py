@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from tandemrt.engines.contract import BLOCK_SIZE, blocks_of
+from tandemrt.engines.contract import BLOCK_SIZE, table_width
+from tandemrt.engines.operators import SCHEMAS
 from tandemrt.export.model.attention import Cache, Heads
 from tandemrt.export.model.builder import GraphBuilder, dims_of
 from tandemrt.export.model.linear import packed
@@ -24,13 +25,12 @@ from tandemrt.plugins.operators import DOMAIN
 class PagedAttention:
     """Attention over blocks that all rows share: one product for queries, keys and values, then the operator.
 
-    ``block_table``: int32[batch, blocks of a row]. ``index``: int64[batch], tokens already cached. ``cosine``,
-    ``sine``: [positions, head_dim // 2].
+    ``place``: where the tokens of a packed call stand, by the names of the operator's inputs. ``cosine``, ``sine``:
+    [positions, head_dim // 2].
     """
 
     spec: ModelSpec
-    block_table: ir.Value
-    index: ir.Value
+    place: Mapping[str, ir.Value]
     cosine: ir.Value
     sine: ir.Value
 
@@ -39,8 +39,9 @@ class PagedAttention:
         cls, b: GraphBuilder, spec: ModelSpec, given: Mapping[str, ir.Value], *, capacity: int, dtype: str
     ) -> "PagedAttention":
         """Tables for every position of a row's blocks, the last one to its end."""
-        tables = rotary_tables(b, spec.rope, blocks_of(capacity) * BLOCK_SIZE, dtype)
-        return cls(spec, given["block_table"], given["write_index"], *tables)
+        tables = rotary_tables(b, spec.rope, table_width(capacity) * BLOCK_SIZE, dtype)
+        names = [binding.name for binding in SCHEMAS["window_attention"].inputs if binding.name in given]
+        return cls(spec, {name: given[name] for name in names}, *tables)
 
     def __call__(self, b: GraphBuilder, x: ir.Value, w: Weights, heads: Heads, past: Cache) -> tuple[ir.Value, Cache]:
         """Between the product, ``qkv.<layer>``, and the result, ``mixed.<layer>``, stands nothing but the operator."""
@@ -50,7 +51,7 @@ class PagedAttention:
         shape, cache = (*dims_of(qkv)[:-1], heads.query.width), dims_of(past.key)
         mixed, key, value = b.custom(
             "window_attention",
-            *(qkv, past.key, past.value, self.block_table, self.index, self.cosine, self.sine, *norms),
+            *(qkv, past.key, past.value, *self.place.values(), self.cosine, self.sine, *norms),
             domain=DOMAIN,
             outputs=[(w.dtype, shape), (w.dtype, cache), (w.dtype, cache)],
             heads=self.spec.heads,

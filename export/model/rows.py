@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from tandemrt.export.model.builder import GraphBuilder, width_of
+from tandemrt.export.model.builder import GraphBuilder
 
 
 def gather_rows(b: GraphBuilder, x: ir.Value, rows: ir.Value) -> ir.Value:
@@ -10,10 +10,6 @@ def gather_rows(b: GraphBuilder, x: ir.Value, rows: ir.Value) -> ir.Value:
     return b.op("GatherND", x, b.op("Unsqueeze", rows, b.constant([2])), batch_dims=1)
 
 
-def gather_row_elements(b: GraphBuilder, x: ir.Value, rows: ir.Value) -> ir.Value:
-    """The same as ``gather_rows``, for a graph that is captured.
-
-    onnxruntime's GatherND copies a temporary of the host to the device, which a replayed graph would read again.
-    """
-    index = b.op("Expand", b.op("Unsqueeze", rows, b.constant([2])), b.constant([1, 1, width_of(x)]))
-    return b.op("GatherElements", x, index, axis=1)
+def gather_tokens(b: GraphBuilder, x: ir.Value, rows: ir.Value) -> ir.Value:
+    """x[rows[i, j]]: [tokens, width] and int64[batch, rows] to [batch, rows, width]."""
+    return b.op("Gather", x, rows, axis=0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
+from tandemrt.export.read.packaging import require_safetensors
 
 DTYPES = {
     "F64": ("float64", 8),
@@ -61,6 +62,7 @@ class Checkpoint:
         folder = Path(folder)
         if not folder.is_dir():
             raise BadCheckpoint(f"checkpoint: {folder} is not a folder; give the folder that holds config.json")
+        require_safetensors(folder)
         config = _read_json(folder / "config.json")
         index = folder / "model.safetensors.index.json"
         single = folder / "model.safetensors"

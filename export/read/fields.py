@@ -1,7 +1,7 @@
 """Reading a JSON object so that no field of it goes unnoticed."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
@@ -54,12 +54,21 @@ class Fields:
         """Fields that are known and have no bearing on the graph."""
         self._read.update(names)
 
-    def finish(self) -> None:
+    def finish(self, ignored: Collection[str] = ()) -> None:
+        """Refuse what nobody asked for, but ``ignored``, of which each must be such a field."""
         unknown = sorted(set(self.data) - self._read)
-        if unknown:
+        needless = sorted(set(ignored) - set(unknown))
+        if needless:
             raise BadCheckpoint(
-                f"{self.where}: the exporter does not know the field(s) {clipped(', '.join(unknown))}; "
-                "remove them if they do not change what the model computes"
+                f"{self.where}: ignore_config_fields names {clipped(', '.join(needless))}, which the file does not "
+                "have or the exporter understands; take it out of the recipe"
+            )
+        unknown = [name for name in unknown if name not in ignored]
+        if unknown:
+            names = ", ".join(quoted(name) for name in unknown)  # all of them: whoever vouches for them needs them
+            raise BadCheckpoint(
+                f"{self.where}: the exporter does not know the field(s) {names}; if they do not change what the model "
+                "computes, name them in the recipe beside the checkpoint, as ignore_config_fields = [...]"
             )
 
     def _bad(self, name: str, rule: str) -> BadCheckpoint:

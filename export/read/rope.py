@@ -17,12 +17,16 @@ from tandemrt.export.read.fields import Fields
 
 @dataclass(frozen=True)
 class Rope:
-    """``frequencies``: radians per position, float32[head_dim // 2]; ``magnitude`` multiplies cosine and sine."""
+    """``frequencies``: radians per position, float32[head_dim // 2]; ``magnitude`` multiplies cosine and sine.
+
+    ``stretched_to``: tokens that YaRN makes positions for, which configs often do not say otherwise; 0: not stretched.
+    """
 
     kind: str
     theta: float
     frequencies: tuple[float, ...]
     magnitude: float = 1.0
+    stretched_to: int = 0
 
     @classmethod
     def from_hf(cls, config: Fields, head_dim: int, max_length: int) -> "Rope":
@@ -42,7 +46,7 @@ class Rope:
         fields.skip("type")
         theta = fields.number("rope_theta", 10_000.0)
         kept = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-        magnitude = 1.0
+        magnitude, stretched_to = 1.0, 0
         match kind:
             case "default":
                 frequencies = kept
@@ -52,7 +56,7 @@ class Rope:
                 frequencies = _llama3(fields, kept, max_length)
             case "yarn":
                 try:
-                    frequencies, magnitude = _yarn(fields, kept, theta, max_length)
+                    frequencies, magnitude, stretched_to = _yarn(fields, kept, theta, max_length)
                 except (ArithmeticError, TypeError, ValueError) as error:
                     raise BadCheckpoint(
                         f"{fields.where}: the values must make sense for yarn, they give: {error}"
@@ -63,7 +67,7 @@ class Rope:
                     "supported: default, linear, llama3, yarn"
                 )
         fields.finish()
-        return cls(kind, theta, tuple(frequencies.tolist()), magnitude)
+        return cls(kind, theta, tuple(frequencies.tolist()), magnitude, stretched_to)
 
 
 def _llama3(fields: Fields, kept: torch.Tensor, max_length: int) -> torch.Tensor:
@@ -78,8 +82,11 @@ def _llama3(fields: Fields, kept: torch.Tensor, max_length: int) -> torch.Tensor
     return torch.where(between, blended, stretched)
 
 
-def _yarn(fields: Fields, kept: torch.Tensor, theta: float, max_length: int) -> tuple[torch.Tensor, float]:
-    """YaRN (arXiv 2309.00071): a ramp over the dimensions between stretched and kept, and a sharper attention."""
+def _yarn(fields: Fields, kept: torch.Tensor, theta: float, max_length: int) -> tuple[torch.Tensor, float, int]:
+    """YaRN (arXiv 2309.00071): a ramp over the dimensions between stretched and kept, and a sharper attention.
+
+    Returns frequencies, magnitude and the length that it stretches to.
+    """
     original = fields.integer("original_max_position_embeddings", max_length)
     factor = fields.number("factor", max_length / original)
     half, dim = len(kept), 2 * len(kept)
@@ -94,7 +101,7 @@ def _yarn(fields: Fields, kept: torch.Tensor, theta: float, max_length: int) -> 
     last = last + 0.001 if first == last else last
     share = 1 - ((torch.arange(half, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
     stretched = 1.0 / (factor * (theta ** (torch.arange(0, dim, 2).float() / dim)))
-    return stretched * (1 - share) + kept * share, _yarn_magnitude(fields, factor)
+    return stretched * (1 - share) + kept * share, _yarn_magnitude(fields, factor), int(original * factor)
 
 
 def _yarn_magnitude(fields: Fields, factor: float) -> float:

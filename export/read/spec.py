@@ -1,6 +1,6 @@
 """What a checkpoint's config says about the graph: a frozen ``ModelSpec``, read field by field."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind, Contract
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.neutral import NEUTRAL, is_irrelevant, runs_the_same_model
 from tandemrt.export.read.rope import Rope
 
 FAMILIES = {
@@ -17,25 +18,14 @@ FAMILIES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 
-# Fields that change nothing in the graph, by reason. Everything else is used or refused.
-IRRELEVANT = {
-    "provenance": ("architectures", "model_type", "transformers_version", "_name_or_path"),
-    "the stored tensors say it": ("dtype", "torch_dtype"),
-    "training only": ("initializer_range", "attention_dropout"),
-    "decided by the runtime": ("use_cache", "pad_token_id", "bos_token_id", "eos_token_id"),
-    "what a Python call returns": ("output_attentions", "output_hidden_states", "return_dict"),
-    "for classifiers": ("id2label", "label2id", "problem_type"),
-    "memory use of another implementation": ("chunk_size_feed_forward",),
-    "only read to derive layer_types": ("max_window_layers",),
-}
-
 
 @dataclass(frozen=True)
 class ModelSpec:
     """A decoder-only transformer with grouped-query attention, rotary positions, RMS norms and a gated MLP.
 
     ``sliding_window``: in the layers that ``sliding_layers`` says, attention reaches back this many tokens, a token's
-    own included; None if there are no such layers. ``max_length`` is the length the model was trained for.
+    own included; None if there are no such layers. ``max_length`` is the length the model was trained for, or that its
+    positions were stretched to.
     """
 
     family: str
@@ -58,13 +48,15 @@ class ModelSpec:
     sliding_layers: tuple[bool, ...]
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> "ModelSpec":
-        """Read a Hugging Face config. Raises BadCheckpoint, by name, for whatever the exporter does not understand."""
+    def from_hf(cls, config: Mapping[str, Any], *, ignored: Collection[str] = ()) -> "ModelSpec":
+        """Read a Hugging Face config. Raises BadCheckpoint, by name, for whatever the exporter does not understand.
+
+        ``ignored`` names fields that somebody vouches for: they are taken as changing nothing.
+        """
         fields = Fields(config, "config.json")
         family = _family(fields)
         fields.only("hidden_act", "silu", "swish")
-        fields.only("is_encoder_decoder", False)
-        fields.skip(*(name for names in IRRELEVANT.values() for name in names))
+        _skip_neutral(fields, family)
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
         default_head = 128 if family == "qwen3" else max(hidden // heads, 1)
         head_dim, kv_heads = (
@@ -80,6 +72,7 @@ class ModelSpec:
         max_length, layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers", most=10_000)
         bias = _biases(fields, family)
         sliding_window, sliding_layers = _sliding_window(fields, family, layers)
+        rope = Rope.from_hf(fields, head_dim, max_length)
         spec = cls(
             family=family,
             layers=layers,
@@ -89,9 +82,9 @@ class ModelSpec:
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab=fields.integer("vocab_size"),
-            max_length=max_length,
+            max_length=max(max_length, rope.stretched_to),
             norm_eps=fields.number("rms_norm_eps"),
-            rope=Rope.from_hf(fields, head_dim, max_length),
+            rope=rope,
             tied=fields.flag("tie_word_embeddings", False),
             qk_norm=family == "qwen3",
             qkv_bias=bias[0],
@@ -100,7 +93,7 @@ class ModelSpec:
             sliding_window=sliding_window,
             sliding_layers=sliding_layers,
         )
-        fields.finish()
+        fields.finish(ignored)
         return spec
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
@@ -129,9 +122,23 @@ def _family(fields: Fields) -> str:
     return str(family)
 
 
+def _skip_neutral(fields: Fields, family: str) -> None:
+    fields.skip(*filter(is_irrelevant, fields.data))
+    for name, values in NEUTRAL.items():
+        fields.only(name, *values)
+    architecture = next(name for name, known in FAMILIES.items() if known == family)
+    code = fields.get("auto_map", {})
+    if not runs_the_same_model(code, architecture):
+        raise BadCheckpoint(
+            f"config.json: auto_map names code of the checkpoint's own, {quoted(code)}, which the exporter does not "
+            f"run; supported: none, or a class {architecture}"
+        )
+
+
 def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:
     """Whether the query/key/value, the output and the MLP projections add a bias."""
     if family == "qwen2":
+        fields.only("attention_bias", True)
         return True, False, False
     if family == "llama":
         fields.only("pretraining_tp", 1)
@@ -141,29 +148,42 @@ def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:
 
 def _sliding_window(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The sliding window, if any layer uses one, and for each layer whether it does."""
-    kinds = fields.get("layer_types") if family in ("qwen2", "qwen3") else None
-    if not isinstance(kinds, list | None):
-        raise BadCheckpoint(f"config.json: layer_types should be a list, it is {quoted(kinds)}")
-    strange = sorted(set(map(str, kinds or [])) - {"full_attention", "sliding_attention"})
-    if kinds is not None and (strange or len(kinds) != layers):
-        raise BadCheckpoint(
-            f"config.json: layer_types should name full_attention or sliding_attention for each of {layers} layers, "
-            f"it has {len(kinds)} entries and {quoted(strange) if strange else 'no others'}"
-        )
+    kinds = _layer_types(fields, layers)
     named = fields.get("sliding_window")
-    if family == "mistral":
-        if "sliding_window" not in fields.data:
-            return 4096, (True,) * layers  # what transformers takes where the field is absent; null switches it off
-        sliding = [named is not None] * layers
-    elif family in ("qwen2", "qwen3"):
+    if family in ("qwen2", "qwen3"):
         on, first = fields.flag("use_sliding_window", False), fields.get("max_window_layers", 28)
         if not isinstance(first, int):
             raise BadCheckpoint(f"config.json: max_window_layers should be a whole number, it is {quoted(first)}")
         # Configs from before layer_types say it by the first layer that has one.
-        sliding = (
-            [kind == "sliding_attention" for kind in kinds] if kinds else [on and i >= first for i in range(layers)]
-        )
+        sliding = kinds if kinds else [on and i >= first for i in range(layers)]
+        return fields.integer("sliding_window") if any(sliding) else None, tuple(sliding)
+    if family == "mistral":
+        # 4096 is what transformers takes where the field is absent; null switches it off.
+        window = 4096 if "sliding_window" not in fields.data else named and fields.integer("sliding_window")
     else:
         fields.only("sliding_window", None)
-        sliding = [False] * layers
-    return fields.integer("sliding_window") if any(sliding) else None, tuple(sliding)
+        window = None
+    sliding = [window is not None] * layers
+    fields.only("use_sliding_window", window is not None)
+    if kinds not in (None, sliding):
+        raise BadCheckpoint(
+            f"config.json: layer_types should say {'sliding' if window else 'full'}_attention for every layer of a "
+            f"{family} with sliding_window {quoted(named)}, it is {quoted(fields.get('layer_types'))}"
+        )
+    return window, tuple(sliding)
+
+
+def _layer_types(fields: Fields, layers: int) -> list[bool] | None:
+    """For each layer whether layer_types gives it a sliding window; None if the config does not say."""
+    kinds = fields.get("layer_types")
+    if not isinstance(kinds, list | None):
+        raise BadCheckpoint(f"config.json: layer_types should be a list, it is {quoted(kinds)}")
+    if kinds is None:
+        return None
+    strange = sorted(set(map(str, kinds)) - {"full_attention", "sliding_attention"})
+    if strange or len(kinds) != layers:
+        raise BadCheckpoint(
+            f"config.json: layer_types should name full_attention or sliding_attention for each of {layers} layers, "
+            f"it has {len(kinds)} entries and {quoted(strange) if strange else 'no others'}"
+        )
+    return [kind == "sliding_attention" for kind in kinds]

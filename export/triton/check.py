@@ -27,8 +27,13 @@ def problems(folder: Path, *, bundle: Bundle | None = None, backends: Path | Non
         return [str(error)]
     lines = config.differences(found, config.model_config(folder.name, parameters={}))
     model = folder / VERSION / "model.py"
-    if not model.is_file() or model.read_text() != MODEL_FILE:
-        lines.append(f"{model} must be the file that `tandemrt export triton` writes; write the repository again")
+    try:
+        written = model.read_bytes() == MODEL_FILE.encode()
+    except OSError as error:
+        lines.append(f"{model} must be a readable file; {error.strerror}. Write the repository again")
+    else:
+        if not written:
+            lines.append(f"{model} must be the file that `tandemrt export triton` writes; write the repository again")
     try:
         deployment = Deployment.read({key: value.string_value for key, value in found.parameters.items()})
         lines += _deployment(folder, deployment, bundle)

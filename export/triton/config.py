@@ -50,7 +50,7 @@ def read_config(path: Path) -> Any:
         return text_format.Parse(path.read_text(), _messages().ModelConfig())
     except OSError as error:
         raise BadRepository(f"{path}: must be a readable file; {error.strerror}") from error
-    except text_format.ParseError as error:
+    except (text_format.ParseError, UnicodeDecodeError) as error:
         raise BadRepository(f"{path}: must be a model configuration of Triton; {error}") from error
 
 

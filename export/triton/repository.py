@@ -74,7 +74,7 @@ def write_model(
 
 def _check_free(folder: Path) -> None:
     written = folder / VERSION / "model.py"
-    if folder.exists() and not (written.is_file() and written.read_text() == MODEL_FILE):
+    if folder.exists() and not (written.is_file() and written.read_bytes() == MODEL_FILE.encode()):
         raise BadRepository(f"{folder}: must be free or a model that this command wrote; choose another --name")
 
 

@@ -19,26 +19,26 @@ class Proposal:
         self.body = body = window.body
         self.tokens = window.extended(body.where(window.in_vocab, window.draft, NO_TOKEN), NO_TOKEN)
         self.index = body.op("Max", self.tokens, np.int64(0)).expand_dims(-1)
-        self.laws = None
+        self.probs = None
         if probs is not None:
             last = body.full(body.concat(window.batch, np.array([1], np.int64), window.vocab, axis=0), np.float32(0))
-            self.laws = body.concat(body.where(probs > np.float32(0), probs, np.float32(0)), last, axis=1)
-            self.drawn = (self.tokens >= np.int64(0)) & (self.laws.max_last(keepdims=False) > np.float32(0))
+            self.probs = body.concat(body.where(probs > np.float32(0), probs, np.float32(0)), last, axis=1)
+            self.drawn = (self.tokens >= np.int64(0)) & (self.probs.max_last(keepdims=False) > np.float32(0))
 
     def of_token(self) -> Tensor:
         """q of each drafted token, float64 [batch, rows]."""
-        if self.laws is None:
+        if self.probs is None:
             return self.body.full(self.body.op("Shape", self.tokens), np.float64(1))
-        q = self.laws.at_last(self.index).squeeze(-1)
+        q = self.probs.at_last(self.index).squeeze(-1)
         return self.body.where(self.drawn, q, np.float32(1)).cast(FLOAT64)
 
     def of_row(self, row: Tensor) -> Tensor:
         """q of every token at one row per request, float32 [batch, vocab]."""
         one_hot = self.tokens.at_rows(row).expand_dims(-1).equals(self.body.arange(self.window.vocab)).cast(FLOAT32)
-        if self.laws is None:
+        if self.probs is None:
             return one_hot
         drawn = self.drawn.cast(INT64).at_rows(row).expand_dims(-1) > np.int64(0)
-        return self.body.where(drawn, self.laws.at_rows(row), one_hot)
+        return self.body.where(drawn, self.probs.at_rows(row), one_hot)
 
 
 def reject(

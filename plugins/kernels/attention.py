@@ -3,33 +3,35 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from tandemrt.engines.dtypes import KERNEL_SUFFIX
-from tandemrt.plugins.kernels.attention_plan import KEYS, WARPS, Plan, Workspace
-from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
-from tandemrt.plugins.launch import Context, Tensors
+from tandemrt.plugins.kernels.attention_plan import KEYS, Sizes, Workspace
+from tandemrt.plugins.kernels.attention_prompts import Prompts, prompt_calls
+from tandemrt.plugins.kernels.attention_windows import Windows, window_launches
+from tandemrt.plugins.kernels.module import Launch, current_stream
+from tandemrt.plugins.launch import Call, Context, Tensors
 from tandemrt.plugins.operators import HEAD_DIMS
-
-_BLOCK = (32 * WARPS, 1, 1)
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "AttentionLauncher":
     """See plugins/launch.py."""
     return AttentionLauncher(
-        context.module("attention"),
+        context,
         tensors["qkv"],
         tensors["key_cache"],
         tensors["value_cache"],
         tensors["block_table"],
         tensors["write_index"],
+        tensors["prompt_rows"],
+        tensors["prompt_starts"],
+        tensors["prompt_index"],
+        tensors["prompt_table"],
         tensors["cosine"],
         tensors["sine"],
         tensors.get("q_norm"),
         tensors.get("k_norm"),
         tensors["mixed"],
-        workspace=context.keep("window_attention", lambda: Workspace(context.device)),
         **attributes,
     )
 
@@ -37,21 +39,26 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
 class AttentionLauncher:
     """One call, bound: shapes and meanings as in ``tandemrt.plugins.reference.window_attention``.
 
-    ``module``: the kernels of ``attention``. All tensors contiguous on its device, of one dtype (bfloat16, float16;
-    float32 is plain and slow) but ``block_table`` int32 and ``write_index`` int64. The caches are updated in place,
-    ``mixed`` receives the result. A block of the cache holds a multiple of 64 positions, unless a row has only one.
-    Calls that share a ``workspace`` must follow one another. Capturable: a run allocates nothing and reads nothing on
-    the host; a captured run serves any table and any lengths. ``splits`` overrides how many blocks share a row's keys.
+    All tensors contiguous on the context's device, of one dtype (bfloat16, float16; float32 is plain and slow) but
+    those that say where tokens stand. The caches are updated in place, ``mixed`` receives the result, and what it was
+    for padding. A block of the cache holds a multiple of 64 positions, unless a row has only one. Calls of one context
+    must follow one another. Capturable: a run allocates nothing and reads nothing on the host; a captured run serves
+    any tables, any lengths, and any runs of prompts, as many and as many tokens. ``splits`` overrides how many blocks
+    share a window's keys.
     """
 
     def __init__(
         self,
-        module: KernelModule,
+        context: Context,
         qkv: torch.Tensor,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         block_table: torch.Tensor,
         write_index: torch.Tensor,
+        prompt_rows: torch.Tensor,
+        prompt_starts: torch.Tensor,
+        prompt_index: torch.Tensor,
+        prompt_table: torch.Tensor,
         cosine: torch.Tensor,
         sine: torch.Tensor,
         q_norm: torch.Tensor | None,
@@ -61,77 +68,57 @@ class AttentionLauncher:
         heads: int,
         kv_heads: int,
         scale: float,
-        workspace: Workspace,
         epsilon: float = 1e-6,
         sliding_window: int = 0,
         splits: int | None = None,
     ) -> None:
         blocks, _, block_size, head_dim = key_cache.shape
-        batch, query, _ = qkv.shape
-        max_blocks = block_table.shape[1]
-        positions = len(cosine)
-        half = head_dim // 2
-        _check("qkv", qkv, qkv.dtype, (batch, query, (heads + 2 * kv_heads) * head_dim))
+        tokens, batch, prompts = len(qkv), len(write_index), len(prompt_index)
+        windows = tokens - len(prompt_rows)
+        max_blocks, positions, half = block_table.shape[1], len(cosine), head_dim // 2
+        _check("qkv", qkv, qkv.dtype, (tokens, (heads + 2 * kv_heads) * head_dim))
         _check("key_cache", key_cache, qkv.dtype, (blocks, kv_heads, block_size, head_dim))
         _check("value_cache", value_cache, qkv.dtype, (blocks, kv_heads, block_size, head_dim))
         _check("block_table", block_table, torch.int32, (batch, max_blocks))
         _check("write_index", write_index, torch.int64, (batch,))
+        _check("prompt_rows", prompt_rows, torch.int32, (tokens - windows,))
+        _check("prompt_starts", prompt_starts, torch.int32, (prompts + 1,))
+        _check("prompt_index", prompt_index, torch.int64, (prompts,))
+        _check("prompt_table", prompt_table, torch.int32, (prompts, max_blocks))
         _check("cosine", cosine, qkv.dtype, (positions, half))
         _check("sine", sine, qkv.dtype, (positions, half))
-        _check("mixed", mixed, qkv.dtype, (batch, query, heads * head_dim))
+        _check("mixed", mixed, qkv.dtype, (tokens, heads * head_dim))
         for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
             if norm is not None:
                 _check(name, norm, qkv.dtype, (head_dim,))
         _check_sizes(heads, kv_heads, head_dim, block_size, max_blocks, qkv.dtype, (q_norm is None, k_norm is None))
-
-        self.plan = Plan.of(
-            batch=batch,
-            query=query,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            capacity=max_blocks * block_size,
-            processors=torch.cuda.get_device_properties(qkv.device).multi_processor_count,
-            clusters=module.architecture >= 90,
-            splits=splits,
-        )
-        kind = f"{suffix(qkv)}_{head_dim}"
-        inputs = (qkv, key_cache, value_cache, block_table, write_index, cosine, sine, q_norm, k_norm)
-        sizes = tuple(map(np.int32, (query, heads, kv_heads, block_size, max_blocks, sliding_window)))
-        floats = (np.float32(scale), np.float32(epsilon))
-        caches = (key_cache, value_cache)
-        plain = qkv.dtype == torch.float32
-        self._device = qkv.device
-        self._launches = []
-        if plain or not self.plan.appends:
-            grid = (-(-query * kv_heads // WARPS), batch, 1)
-            kernel = module.kernel(f"append_{kind}")
-            self._launches.append(Launch(kernel, grid, _BLOCK, *inputs, *sizes, *floats, *caches))
-        if plain:
-            grid = (-(-query * heads // WARPS), batch, 1)
-            kernel = module.kernel(f"attend_{kind}")
-            self._launches.append(Launch(kernel, grid, _BLOCK, *inputs, *sizes, *floats, mixed, *caches))
-        else:
-            kernel = module.kernel(f"attend_{kind}_{self.plan.rows}", shared=self.plan.shared)
-            cut = (np.int32(self.plan.splits), np.int32(self.plan.appends))
-            parts = workspace.parts(self.plan)
-            outputs = (mixed, *caches, parts.sums, parts.bounds, parts.tickets)
-            arguments = (*inputs, *sizes, *cut, *floats, *outputs)
-            self._launches.append(
-                Launch(
-                    kernel,
-                    self.plan.grid,
-                    _BLOCK,
-                    *arguments,
-                    shared=self.plan.shared,
-                    cluster=self.plan.cluster,
-                )
+        if windows < 0 or windows % batch or (windows < tokens and not prompts):
+            raise ValueError(
+                "qkv: windows of equal length and runs of prompts are needed, "
+                f"got {tokens} tokens, {batch} rows, {tokens - windows} prompt tokens and {prompts} runs"
             )
 
+        self._device = qkv.device
+        self._prompts: tuple[Call, ...] = ()
+        self._windows: tuple[Launch, ...] = ()
+        workspace = context.keep("window_attention", lambda: Workspace(context.device))
+        sizes = Sizes(heads, kv_heads, sliding_window, scale, epsilon)
+        caches, angles, norms = (key_cache, value_cache), (cosine, sine), (q_norm, k_norm)
+        if windows < tokens:
+            place = (prompt_rows, prompt_starts, prompt_index, prompt_table)
+            runs = Prompts(qkv[windows:], *caches, *place, *angles, *norms, mixed[windows:])
+            self._prompts = prompt_calls(runs, sizes, context, workspace)
+        if windows:
+            rows = Windows(qkv, *caches, block_table, write_index, *angles, *norms, mixed)
+            module = context.module("attention")
+            self._windows = window_launches(rows, windows // batch, sizes, module, workspace, splits)
+
     def run(self) -> None:
-        """Enqueue on torch's current stream."""
+        """Enqueue on torch's current stream: prompts before windows, which may stand behind them in the same text."""
+        for call in self._prompts:
+            call.run()
         stream = current_stream(self._device)
-        for launch in self._launches:
+        for launch in self._windows:
             launch.run(stream)
 
 

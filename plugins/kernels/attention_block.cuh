@@ -5,22 +5,28 @@
 #include "attention_new.cuh"
 #include "attention_queries.cuh"
 
-template <class T, int D, int TILES>
-__device__ void attend(const Operands<T>& x, int splits, bool append, typename T::Element* mixed, Parts parts) {
+// The row tile of a block: tile `index` of `row`, and the `number`th of `all` that the launch has for a KV head.
+struct Tile {
+    int row, index, number, all;
+};
+
+// `queries` loads those of a warp in two halves: what depends on no position first (attention_queries.cuh).
+template <class T, int D, int TILES, class Queries>
+__device__ void attend(const Operands<T>& x, Queries queries, Tile at, int splits, bool append,
+                       typename T::Element* mixed, Parts parts) {
     constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * D;
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ float2 bounds[ROWS];
     u16* stages = reinterpret_cast<u16*>(memory);
 
-    // Row tiles in reverse: those with the most keys start first.
-    int row_tiles = gridDim.x / splits, tile = row_tiles - 1 - blockIdx.x / splits, split = blockIdx.x % splits;
-    int kv_head = blockIdx.y, row = blockIdx.z, group = x.heads / x.kv_heads;
+    int row = at.row, tile = at.index, split = blockIdx.x % splits;
+    int kv_head = blockIdx.y, group = x.heads / x.kv_heads;
     int lines = min(ROWS, x.query * group - tile * ROWS);
     int warp = threadIdx.x / 32, packed = tile * ROWS + warp % TILES * 16;
 
     Table table(x.block_table + static_cast<i64>(row) * x.max_blocks, x.max_blocks);
     u32 q[D / 16][4];
-    load_queries<T, D>(q, x, row, kv_head, packed);
+    queries.load(q, x, row, kv_head, packed);
     int start = static_cast<int>(x.write_index[row]);
 
     Range range;
@@ -49,7 +55,7 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
     NewTokens<T, D> fresh;
     bool adds = append && range.last * KEYS > range.stored;
     if (adds) fresh.load(x, 0, start, row, kv_head);
-    prepare_queries<T, D>(q, x, Factors<T, D>(x, packed, start));
+    queries.prepare(q, x, packed, start);
 
     int settle = max(range.first, range.last - (STAGES - 1));  // all new keys have their place in memory from here on
     Rows<D> rows;
@@ -82,7 +88,7 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
         T::store2(to, make_float2(value.x, value.y));
         T::store2(to + 2, make_float2(value.z, value.w));
     };
-    int ticket = (row * x.kv_heads + kv_head) * row_tiles + tile;
+    int ticket = (row * x.kv_heads + kv_head) * at.all + at.number;
     i64 part = static_cast<i64>(ticket) * splits * ROWS, mine = part + split * ROWS;
     float* row_sums = clustered ? sums + WARPS * 16 * (D + 8) : parts.sums + mine * D;
     constexpr int UNITS = 4;  // at a time, so that none waits for another's stores
@@ -113,4 +119,13 @@ __device__ void attend(const Operands<T>& x, int splits, bool append, typename T
         share_of_splits<ROWS>(shares, parts.bounds + part, active, lines);
         sum_splits<D, ROWS>(parts.sums + part * D, shares, active, lines, write);
     }
+}
+
+// Windows: grid (splits * row tiles, kv_heads, batch).
+template <class T, int D, int TILES>
+__device__ void attend_windows(const Operands<T>& x, int splits, bool append, typename T::Element* mixed, Parts parts) {
+    // Row tiles in reverse: those with the most keys start first.
+    int row_tiles = gridDim.x / splits, tile = row_tiles - 1 - blockIdx.x / splits;
+    Tile at = {static_cast<int>(blockIdx.z), tile, tile, row_tiles};
+    attend<T, D, TILES>(x, ProjectedQueries<T, D>{}, at, splits, append, mixed, parts);
 }

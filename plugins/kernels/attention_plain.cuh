@@ -1,17 +1,12 @@
 // Attention one query at a time, without tensor cores: for float32, where exactness matters and speed does not.
 #pragma once
 
-#include "attention_head.cuh"
+#include "attention_prompts.cuh"
 
-// One warp per token and query head, grid (ceil(query * heads / 4), batch). New keys and values are in the cache.
+// What `query`, a head at `position` of `row` of the table, sees; its key and value are in the cache.
 template <class T, int D>
-__device__ void attend_plainly(const Operands<T>& x, typename T::Element* mixed) {
-    int unit = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (unit >= x.query * x.heads) return;
-    int row = blockIdx.y, token = unit / x.heads, head = unit % x.heads, kv_head = head / (x.heads / x.kv_heads);
-    int position = static_cast<int>(x.write_index[row]) + token;
+__device__ Head seen_by(const Operands<T>& x, Head query, int row, int kv_head, int position) {
     int begin = x.sliding_window && position >= x.sliding_window ? position - x.sliding_window + 1 : 0;
-    Head query = prepared<T, D>(load_head<T, D>(x.projected(row, token, head, D)), x, x.q_norm, position);
     Head sum = {make_float2(0, 0), make_float2(0, 0)};
     float largest = -INFINITE, weights = 0;
     for (int at = begin; at < x.bounded(position + 1); ++at) {
@@ -26,6 +21,30 @@ __device__ void attend_plainly(const Operands<T>& x, typename T::Element* mixed)
         largest = raised;
     }
     float2 one = make_float2(1, 1);
-    Head result = {times(sum.low, one, 1 / weights), times(sum.high, one, 1 / weights)};
+    return {times(sum.low, one, 1 / weights), times(sum.high, one, 1 / weights)};
+}
+
+// One warp per token and query head, grid (ceil(query * heads / 4), batch).
+template <class T, int D>
+__device__ void attend_plainly(const Operands<T>& x, typename T::Element* mixed) {
+    int unit = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (unit >= x.query * x.heads) return;
+    int row = blockIdx.y, token = unit / x.heads, head = unit % x.heads, kv_head = head / (x.heads / x.kv_heads);
+    int position = static_cast<int>(x.write_index[row]) + token;
+    Head query = prepared<T, D>(load_head<T, D>(x.projected(row, token, head, D)), x, x.q_norm, position);
+    Head result = seen_by<T, D>(x, query, row, kv_head, position);
     store_head<T, D>(mixed + (static_cast<i64>(row * x.query + token) * x.heads + head) * D, result);
+}
+
+// The same for prepared queries of runs of prompts, x.qkv [x.query tokens, heads, D], grid (ceil(query * heads / 4)).
+template <class T, int D>
+__device__ void attend_all_plainly(const Operands<T>& x, Runs runs, typename T::Element* mixed) {
+    int unit = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (unit >= x.query * x.heads) return;
+    int token = unit / x.heads, head = unit % x.heads, run = runs.rows[token];
+    if (run < 0) return;
+    int position = static_cast<int>(runs.position(x, run, token));
+    Head query = load_head<T, D>(x.qkv + static_cast<i64>(unit) * D);
+    Head result = seen_by<T, D>(x, query, run, head / (x.heads / x.kv_heads), position);
+    store_head<T, D>(mixed + static_cast<i64>(unit) * D, result);
 }

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 KEYS = 64  # positions a block of threads takes at a time; no block of the cache may end inside
 WARPS = 4
+BLOCK = (32 * WARPS, 1, 1)  # threads
 MAX_SPLITS = 32
 MAX_CLUSTER = 8  # blocks that can read each other's shared memory, on every device that has clusters
 _WORTHWHILE_SPLITS = 8  # more partial results cost more to sum up than they save, except where keys are many
@@ -15,8 +17,25 @@ _STAGES = 3  # steps whose keys and values are in shared memory or on their way
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """The attributes of ``window_attention``."""
+
+    heads: int
+    kv_heads: int
+    sliding_window: int
+    scale: float
+    epsilon: float
+
+    def scalars(self, tokens: int, cache: torch.Tensor, table: torch.Tensor) -> tuple[np.int32, ...]:
+        """The integers that every kernel takes: ``tokens`` of a window, or of all runs of prompts; what follows from a
+        cache [blocks, kv_heads, block_size, head_dim] and a table [rows, max_blocks]."""
+        sizes = (tokens, self.heads, self.kv_heads, cache.shape[2], table.shape[1], self.sliding_window)
+        return tuple(map(np.int32, sizes))
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The cut for ``query`` new tokens per row.
+    """The cut of the windows of ``batch`` rows, or of all runs of prompts, as if they were one row.
 
     Row r of a KV head is token r // group, query head r % group; ``rows`` of them are one tile. ``splits`` blocks of
     threads share the keys of a tile, as one cluster where ``clustered``, else through the workspace. ``appends``: the
@@ -45,11 +64,45 @@ class Plan:
         clusters: bool = False,
         splits: int | None = None,
     ) -> "Plan":
-        """``capacity``: positions a row has room for; ``processors``: the device's; ``clusters``: whether its blocks of
-        threads can be clusters. ``splits`` overrides the choice."""
+        """Windows of ``query`` new tokens per row. ``capacity``: positions a row has room for; ``processors``: the
+        device's; ``clusters``: whether its blocks of threads can be clusters. ``splits`` overrides the choice."""
         packed = query * (heads // kv_heads)
         rows = next((rows for rows in _ROWS if packed <= rows), _ROWS[-1])
         tiles = -(-packed // rows)
+        return cls._cut(batch, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, splits)
+
+    @classmethod
+    def of_runs(
+        cls,
+        *,
+        runs: int,
+        tokens: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        capacity: int,
+        processors: int,
+        clusters: bool = False,
+    ) -> "Plan":
+        """``runs`` of prompts that have ``tokens`` tokens together, however these are shared out: each run begins a
+        tile. The rest as in ``of``."""
+        rows = _ROWS[-1]
+        tiles = -(-tokens * (heads // kv_heads) // rows) + runs - 1
+        return cls._cut(1, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, None)
+
+    @classmethod
+    def _cut(
+        cls,
+        batch: int,
+        kv_heads: int,
+        head_dim: int,
+        rows: int,
+        tiles: int,
+        capacity: int,
+        processors: int,
+        clusters: bool,
+        splits: int | None,
+    ) -> "Plan":
         if splits is None:
             worthwhile = _WORTHWHILE_SPLITS if capacity < _MANY_KEYS else 2 * _WORTHWHILE_SPLITS
             splits = max(1, min(processors // (batch * kv_heads * tiles), worthwhile, -(-capacity // KEYS)))
@@ -104,14 +157,30 @@ class Parts:
 
 
 class Workspace:
-    """Memory for partial results, shared by calls that run one after the other on one device.
+    """Memory for partial results, prepared queries and lengths of runs, shared by calls of one device.
 
-    It grows to the largest plan; calls bound before keep what they were bound to.
+    Such calls must follow one another. It grows to the largest call; calls bound before keep what they were bound to.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
         self._parts = self._allocate(0, 0, 0)
+        self._queries = torch.empty(0, dtype=torch.uint8, device=device)
+        self._lengths = torch.empty(0, dtype=torch.int32, device=device)
+
+    def queries(self, tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+        """Room for the prepared queries of prompts, [tokens, heads, head_dim]."""
+        size = tokens * heads * head_dim * dtype.itemsize
+        if len(self._queries) < size:
+            self._queries = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._queries[:size].view(dtype).view(tokens, heads, head_dim)
+
+    def lengths(self, prompts: int) -> torch.Tensor:
+        """Room for what cuDNN asks of runs of prompts, int32 [3, prompts + 1]."""
+        size = 3 * (prompts + 1)
+        if len(self._lengths) < size:
+            self._lengths = torch.empty(size, dtype=torch.int32, device=self._device)
+        return self._lengths[:size].view(3, prompts + 1)
 
     def parts(self, plan: Plan) -> Parts:
         held = self._parts

@@ -68,3 +68,14 @@ __device__ void prepare_queries(u32 (&q)[D / 16][4], const Operands<T>& x, const
         for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = T::pack(times(part[c], scale, 1));
     }
 }
+
+// Those of windows, as they come from the projection.
+template <class T, int D>
+struct ProjectedQueries {
+    __device__ void load(u32 (&q)[D / 16][4], const Operands<T>& x, int row, int kv_head, int first) const {
+        load_queries<T, D>(q, x, row, kv_head, first);
+    }
+    __device__ void prepare(u32 (&q)[D / 16][4], const Operands<T>& x, int first, int start) const {
+        prepare_queries<T, D>(q, x, Factors<T, D>(x, first, start));
+    }
+};

@@ -35,9 +35,10 @@ struct Drafts {
     const float* probs;  // [rows - 1, vocab] or null
     int length;
 
-    __device__ __forceinline__ Drafts(const i64* all, const i64* lengths, const float* laws, int i, int rows, int vocab)
+    __device__ __forceinline__ Drafts(const i64* all, const i64* lengths, const float* all_probs, int i, int rows,
+                                      int vocab)
         : tokens(all + i64(i) * (rows - 1)),
-          probs(laws ? laws + i64(i) * (rows - 1) * vocab : nullptr),
+          probs(all_probs ? all_probs + i64(i) * (rows - 1) * vocab : nullptr),
           length(lengths ? int(lengths[i]) : 0) {}
 
     // A warp: its lane i gets the i-th draft, -1 behind the last.

@@ -105,17 +105,18 @@ __device__ __forceinline__ bool merge(u32* counts, u32* row_counts, u32* arrival
 }
 
 // Grid (parts, rows, batch), 1024 threads. Writes stats [batch, rows] where a request filters or is `by_rejection`, or
-// for every sampled one if `laws`. More than one part, of bf16 alone: `counts` [batch * rows, BF16_COUNTS] and
+// for every sampled one if `with_probs`. More than one part, of bf16 alone: `counts` [batch * rows, BF16_COUNTS] and
 // `arrivals` [batch * rows] are zeros before and after.
 template <class T>
 __device__ __forceinline__ void row_stats(const T* logits, const int* bitmask, const i64* draft_tokens,
                                           const i64* draft_len, const Sampling& sampling, const float* draft_probs,
-                                          int rows, int vocab, int laws, u32* counts, u32* arrivals, Stats* stats) {
+                                          int rows, int vocab, int with_probs, u32* counts, u32* arrivals,
+                                          Stats* stats) {
     __shared__ __align__(16) Histogram histogram;
     int index = blockIdx.y, item = blockIdx.z;
     Request request(sampling, item, vocab);
     Drafts drafts(draft_tokens, draft_len, draft_probs, item, rows, vocab);
-    bool normalise = laws ? request.sampled : request.by_rejection;
+    bool normalise = with_probs ? request.sampled : request.by_rejection;
     if (index > drafts.length || !(request.filtered || normalise)) return;
     i64 place = i64(item) * rows + index;
     Row<T> row(logits, bitmask, place, vocab);
@@ -205,9 +206,10 @@ __device__ __forceinline__ void draft_law(const T* logits, const Sampling& sampl
 #define KERNELS(NAME, T)                                                                                         \
     extern "C" __global__ void __launch_bounds__(1024, sizeof(T) == 2 ? 2 : 1) row_stats_##NAME(                \
         const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS, \
-        const float* draft_probs, int rows, int vocab, int laws, u32* counts, u32* arrivals, Stats* stats) {     \
-        row_stats(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, laws, counts,    \
-                  arrivals, stats);                                                                              \
+        const float* draft_probs, int rows, int vocab, int with_probs, u32* counts, u32* arrivals,               \
+        Stats* stats) {                                                                                          \
+        row_stats(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, with_probs,      \
+                  counts, arrivals, stats);                                                                      \
     }                                                                                                            \
     extern "C" __global__ void __launch_bounds__(256, 3) choose_##NAME(                                          \
         const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS, \

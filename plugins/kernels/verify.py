@@ -118,25 +118,25 @@ class VerifyLaunch:
 class ProposeLaunch:
     """``sample_draft`` on one set of tensors: the bindings of ``contract.propose``.
 
-    With ``draft_probs`` among them the laws are written too. ``stats`` says that a request may filter.
+    With ``draft_probs`` among them the law of each token is written too. ``stats`` says that a request may filter.
     """
 
     def __init__(
         self, module: KernelModule, tensors: Mapping[str, torch.Tensor], workspace: Workspace, *, stats: bool
     ) -> None:
-        logits, token, laws = tensors["logits"], tensors["token"], tensors.get("draft_probs")
+        logits, token, probs = tensors["logits"], tensors["token"], tensors.get("draft_probs")
         batch, vocab = logits.shape[0], logits.shape[-1]
         sampling = [tensors[name] for name in _SAMPLING]
         inputs = [logits.view(batch, 1, vocab), None, None, None, *sampling]
         outputs = [None, None, None, token, None]
         self._device = logits.device
         self._launches = _choice(
-            module, inputs, None, workspace, stats or laws is not None, True, outputs, laws=laws is not None
+            module, inputs, None, workspace, stats or probs is not None, True, outputs, with_probs=probs is not None
         )
-        if laws is not None:
+        if probs is not None:
             kernel = module.kernel(f"draft_law_{suffix(logits)}")
             grid = (min(_MOST_PARTS, -(-vocab // _LAW_THREADS)), batch, 1)
-            arguments = (logits, *sampling, workspace.stats, token, np.int32(vocab), laws)
+            arguments = (logits, *sampling, workspace.stats, token, np.int32(vocab), probs)
             self._launches.append(Launch(kernel, grid, (_LAW_THREADS, 1, 1), *arguments))
 
     def run(self) -> None:
@@ -153,7 +153,7 @@ def _choice(
     drafting: bool,
     outputs: list[torch.Tensor | None],
     *,
-    laws: bool = False,
+    with_probs: bool = False,
 ) -> list[Launch]:
     """row_stats, if ``stats``, and choose."""
     logits = inputs[0]
@@ -170,7 +170,7 @@ def _choice(
     processors = _processors(module.device)
     if stats:
         shared = (workspace.counts, workspace.arrivals)
-        arguments = (*inputs, draft_probs, *sizes, np.int32(laws), *shared, workspace.stats)
+        arguments = (*inputs, draft_probs, *sizes, np.int32(with_probs), *shared, workspace.stats)
         grid = (stats_parts(batch * rows, vocab, processors) if dtype == "bf16" else 1, rows, batch)
         kernel = module.kernel(f"row_stats_{dtype}")
         launches.append(Launch(kernel, grid, (_STATS_THREADS, 1, 1), *arguments))

@@ -103,12 +103,12 @@ def _proposed(draft: np.ndarray, draft_probs: npt.ArrayLike | None, vocab: int) 
     one_hot: np.ndarray = np.equal(draft[..., None], np.arange(vocab)).astype(np.float32)
     if draft_probs is None:
         return one_hot
-    laws = np.asarray(draft_probs, dtype=np.float32)
-    if laws.shape != one_hot.shape:
-        raise ValueError(f"draft_probs: shape [batch, K, vocab] = {one_hot.shape} is needed, got {laws.shape}")
-    laws = np.where(laws > 0, laws, np.float32(0))
-    drawn = laws.any(axis=-1, keepdims=True) & one_hot.any(axis=-1, keepdims=True)
-    return np.where(drawn, laws, one_hot)
+    probs = np.asarray(draft_probs, dtype=np.float32)
+    if probs.shape != one_hot.shape:
+        raise ValueError(f"draft_probs: shape [batch, K, vocab] = {one_hot.shape} is needed, got {probs.shape}")
+    probs = np.where(probs > 0, probs, np.float32(0))
+    drawn = probs.any(axis=-1, keepdims=True) & one_hot.any(axis=-1, keepdims=True)
+    return np.where(drawn, probs, one_hot)
 
 
 def _of_token(probs: np.ndarray, tokens: np.ndarray) -> np.ndarray:

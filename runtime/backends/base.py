@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-import torch
-
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import InternalError
 from tandemrt.plugins.launch import Call as Call  # exported
+from tandemrt.plugins.tensors import torch
 
 
 class Engine(Protocol):

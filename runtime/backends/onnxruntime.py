@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadBundle
+from tandemrt.plugins.sessions import place
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import check_tensors
-from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session, place
+from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session
 
 
 class OnnxRuntimeEngine:
@@ -24,7 +24,7 @@ class OnnxRuntimeEngine:
 
     @classmethod
     def open(
-        cls, path: Path | str, contract: Contract, *, device: str | torch.device = "cpu", threads: int | None = None
+        cls, path: Path | str, contract: Contract, *, device: "str | torch.device" = "cpu", threads: int | None = None
     ) -> "OnnxRuntimeEngine":
         """Open ``path`` on ``device`` and check its bindings. ``threads`` limits CPU threads (None: one per core).
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadBundle
-from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session, place
+from tandemrt.plugins.sessions import place
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session
 
 _CAPTURABLE = {
     "use_ep_level_unified_stream": "1",  # nodes enqueue on the stream they are given, none on another one beside it

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from tandemrt.engines.binding import Binding
-from tandemrt.engines.dtypes import ONNX, from_onnxruntime
+from tandemrt.engines.dtypes import from_onnxruntime
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
+from tandemrt.plugins.sessions import session_options
+from tandemrt.plugins.tensors import torch
 
 try:
     import onnxruntime as onnxruntime  # exported
@@ -33,14 +33,7 @@ def open_session(
 
     Raises BadBundle if onnxruntime cannot load the file, BackendUnavailable if it would run it elsewhere.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors: the rest is advice on graphs that we do not write by hand
-    # Several sessions share the cores: threads that spin while they wait would take them from one another.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    for key, value in (entries or {}).items():
-        options.add_session_config_entry(key, value)
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    options = session_options(threads=threads, entries=entries)
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:  # onnxruntime raises a family of its own without a common public base
@@ -69,18 +62,6 @@ def cuda_provider(device: torch.device, stream: int) -> Provider:
     onnxruntime.preload_dlls()  # CUDA and cuDNN from their Python packages, where those are installed
     options = {"device_id": str(device.index or 0), "user_compute_stream": str(stream), "use_tf32": "0"}
     return "CUDAExecutionProvider", options
-
-
-def place(tensor: torch.Tensor) -> tuple[str, int, object, list[int], int]:
-    """What IO binding wants to know of a tensor."""
-    device = tensor.device
-    return (
-        device.type,
-        device.index or 0,
-        ONNX[str(tensor.dtype).removeprefix("torch.")],
-        list(tensor.shape),
-        tensor.data_ptr(),
-    )
 
 
 def bindings(arguments: Sequence["onnxruntime.NodeArg"]) -> tuple[Binding, ...]:

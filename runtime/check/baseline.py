@@ -19,6 +19,7 @@ from tandemrt.engines.dtypes import HALF, ONNX
 from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.manifest import EngineName
 from tandemrt.plugins.launch import Context
+from tandemrt.plugins.sessions import session_options
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.backends.executor import Executor
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
@@ -96,11 +97,7 @@ _TYPES = tuple(ir.DataType(ONNX[name]) for name in HALF)
 
 
 def _session(path: Path, threads: int | None) -> "onnxruntime.InferenceSession":
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry(_FOLDER, str(path.parent))
-    if threads is not None:
-        options.intra_op_num_threads = threads
+    options = session_options(threads=threads, entries={_FOLDER: str(path.parent)})
     try:
         # Folding would keep a second, widened copy of all weights in memory.
         return onnxruntime.InferenceSession(

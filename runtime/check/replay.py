@@ -8,6 +8,7 @@ import torch
 
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.caches.kv_cache import windows
 from tandemrt.runtime.check.adjust import adjust_case
 from tandemrt.runtime.check.cases import awkward_case
 from tandemrt.runtime.check.finding import Finding, judged
@@ -27,7 +28,7 @@ def check_replay(name: str, engine: Engine, limits: Limits, plan: Plan) -> Findi
     if not engine.capturable:
         return Finding(check, against, "this engine cannot be captured; rounds run it directly", "not applicable")
     decodes = is_decoder(engine.contract)
-    steps = list(_windows(plan) if decodes else _cases(engine, limits))
+    steps = list(_windows(engine, plan) if decodes else _cases(engine, limits))
     if len(steps) < 2:
         why = f"of windows one behind the other {len(steps)} fits the capacity {limits.capacity}: none to replay"
         return Finding(check, against, why, "not applicable")
@@ -59,15 +60,14 @@ def check_replay(name: str, engine: Engine, limits: Limits, plan: Plan) -> Findi
     )
 
 
-def _windows(plan: Plan) -> Iterator[Inputs]:
+def _windows(engine: Engine, plan: Plan) -> Iterator[Inputs]:
     rows, query = len(plan.tokens), max((query for query, _ in plan.steps), default=1)
     for step in range(_TIMES):
         tokens = [row[step * query : (step + 1) * query] for row in plan.tokens]
         if len(tokens[0]) == query:
             yield {
-                "token_ids": torch.tensor(tokens),
+                **windows(engine.contract, torch.tensor(tokens), torch.arange(query).repeat(rows, 1)),
                 "write_index": torch.full((rows,), step * query),
-                "score_rows": torch.arange(query).repeat(rows, 1),
             }
 
 

@@ -51,7 +51,8 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
 
     def decoder(name: EngineName, engine: Engine) -> Iterator[Finding]:
         rows, length = len(plan.tokens), len(plan.tokens[0])
-        baseline = open_baseline(bundle, name, threads, {"batch": rows, "query": length, "rows": length})
+        largest = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
+        baseline = open_baseline(bundle, name, threads, largest)
         yield check_logits(name, engine, expected(baseline, plan), plan)
 
     for name in bundle.manifest.engines:

@@ -1,10 +1,11 @@
 """A decoder led along given tokens the way the runtime leads it: prompts in chunks, then windows and single tokens.
 
 Rows stand at different places, advance by different numbers of tokens and so write behind their ends and again over
-what they wrote, as rounds do.
+what they wrote, as rounds do. Over a paged cache prompts are runs of packed calls, the last of which has the first
+windows in it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -14,7 +15,8 @@ from tandemrt.engines.calls import decoder_uses
 from tandemrt.engines.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.caches.kv_cache import BlockTable, Cache, LinearCache, PagedCache, is_paged
+from tandemrt.runtime.caches.kv_cache import BlockTable, Cache, PagedCache, is_paged, windows
+from tandemrt.runtime.caches.linear import LinearCache
 
 _CHUNK = 48  # tokens, at most: longer ones only cost the CPU time
 _QUERIES = ("window", "window", "one", "window", "one", "one")
@@ -54,6 +56,18 @@ class Plan:
         tokens = tuple(tuple(draw.randrange(valid_tokens) for _ in range(length)) for _ in prompts)
         return cls(tokens, prompts, chunk, tuple(steps))
 
+    def runs(self) -> Iterator[tuple[tuple[int, int], ...]]:
+        """For each packed call of at most ``chunk`` prompt tokens: where each row's run begins and ends."""
+        done = [0] * len(self.prompts)
+        while done != list(self.prompts):
+            room, call = self.chunk, []
+            for row, prompt in enumerate(self.prompts):
+                end = min(done[row] + room, prompt)
+                call.append((done[row], end))
+                room -= end - done[row]
+                done[row] = end
+            yield tuple(call)
+
     def places(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """For each step: new tokens per row, and where each row stands."""
         places = list(self.prompts)
@@ -75,18 +89,35 @@ def found(engine: Engine, plan: Plan, poison: float = 0.0) -> Iterator[tuple[str
     The caches hold ``poison`` wherever nothing was written yet.
     """
     decoder = Decoder(engine, len(plan.tokens), poison)
-    for row, prompt in enumerate(plan.prompts):
-        for start in range(0, prompt, plan.chunk):
-            chunk = plan.tokens[row][start : min(start + plan.chunk, prompt)]
-            last = len(chunk) - 1
-            logits = decoder(row, torch.tensor([chunk]), [start], torch.tensor([[last]]))
-            yield "prefill", row, start + last, logits[0, 0]
-    for query, places in plan.places():
+    steps = list(plan.places())
+    if is_paged(engine.contract):
+        runs = list(plan.runs())
+        for index, call in enumerate(runs):
+            query, places = steps.pop(0) if steps and index == len(runs) - 1 else (0, (0,) * len(call))
+            logits = decoder.packed(plan.tokens, call, query, places)
+            if query:
+                yield from _windows("packed", query, places, logits)
+            else:
+                yield from (("prefill", row, end - 1, logits[row, 0]) for row, (at, end) in enumerate(call) if end > at)
+    else:
+        for row, prompt in enumerate(plan.prompts):
+            for start in range(0, prompt, plan.chunk):
+                chunk = plan.tokens[row][start : min(start + plan.chunk, prompt)]
+                last = len(chunk) - 1
+                logits = decoder(row, torch.tensor([chunk]), [start], torch.tensor([[last]]))
+                yield "prefill", row, start + last, logits[0, 0]
+    for query, places in steps:
         fed = [list(tokens[at : at + query]) for tokens, at in zip(plan.tokens, places, strict=True)]
         logits = decoder(0, torch.tensor(fed), list(places), torch.arange(query).repeat(len(fed), 1))
-        for row, at in enumerate(places):
-            for index in range(query):
-                yield "one" if query == 1 else "window", row, at + index, logits[row, index]
+        yield from _windows("one" if query == 1 else "window", query, places, logits)
+
+
+def _windows(
+    kind: str, query: int, places: Sequence[int], logits: torch.Tensor
+) -> Iterator[tuple[str, int, int, torch.Tensor]]:
+    for row, at in enumerate(places):
+        for index in range(query):
+            yield kind, row, at + index, logits[row, index]
 
 
 class Decoder:
@@ -100,13 +131,40 @@ class Decoder:
 
     def __call__(self, first: int, tokens: torch.Tensor, index: list[int], score: torch.Tensor) -> torch.Tensor:
         """float32[batch, rows, vocab] on the host: logits of rows ``score`` for ``tokens`` of slots from ``first``."""
+        given = {**windows(self._engine.contract, tokens, score), "write_index": torch.tensor(index)}
+        return self._run(given, self.cache.rows(first, len(tokens)))
+
+    def packed(
+        self, texts: Sequence[Sequence[int]], runs: Sequence[tuple[int, int]], query: int, places: Sequence[int]
+    ) -> torch.Tensor:
+        """float32[slots, query, vocab] on the host: logits of windows of all slots, which stand at ``places``.
+
+        In the same call each slot has a run of its text. Without windows (``query`` 0), the logits are those of the
+        last token of every run, [slots, 1, vocab]. Padding stands behind the runs.
+        """
+        rows, counts = len(runs), torch.tensor([end - at for at, end in runs])
+        ids = [token for text, at in zip(texts, places, strict=True) for token in text[at : at + query]]
+        ids += [token for text, run in zip(texts, runs, strict=True) for token in text[slice(*run)]]
+        padding = 0 if query else 1  # room that the windows leave
+        ends = counts.cumsum(0)
+        score = torch.arange(rows * query).view(rows, query) if query else (ends - 1).clamp(min=0)[:, None]
+        bound = self.cache.rows(0, rows)
+        given = {
+            "token_ids": torch.tensor(ids + [0] * padding),
+            "write_index": torch.tensor(places),
+            "score_rows": score,
+            "prompt_rows": torch.cat([torch.arange(rows).repeat_interleave(counts), torch.full((padding,), -1)]).int(),
+            "prompt_starts": torch.cat([torch.zeros(1, dtype=torch.int64), ends]).int(),
+            "prompt_index": torch.tensor([at for at, _ in runs]),
+        }
+        return self._run(given, {**bound, "prompt_table": bound["block_table"]})
+
+    def _run(self, given: Mapping[str, torch.Tensor], cache: Mapping[str, torch.Tensor]) -> torch.Tensor:
         contract, device = self._engine.contract, self._engine.device
-        vocab = int(contract["logits"].shape[2])
-        dtype = getattr(torch, contract["logits"].dtype)
-        logits = torch.full((*score.shape, vocab), float("nan"), dtype=dtype, device=device)
-        given = {"token_ids": tokens, "write_index": torch.tensor(index), "score_rows": score}
-        bound = {name: tensor.to(device) for name, tensor in given.items()}
-        self._engine.bind(bound | {"logits": logits} | self.cache.rows(first, len(tokens))).run()
+        shape = (*given["score_rows"].shape, int(contract["logits"].shape[2]))
+        logits = torch.full(shape, float("nan"), dtype=getattr(torch, contract["logits"].dtype), device=device)
+        on_device = {name: tensor.to(device) for name, tensor in given.items()}
+        self._engine.bind({**cache, **on_device, "logits": logits}).run()
         return logits.float().cpu()
 
 

@@ -11,6 +11,7 @@ import torch
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.tensorrt.library import LIBRARIES, install, load
 from tandemrt.engines.tensorrt.recipe import ComputeCapability
+from tandemrt.plugins.kernels import cudnn_attention
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def _onnxruntime_cuda() -> Finding:
     elif not torch.cuda.is_available():
         runs = "needs a CUDA GPU and a torch built for CUDA"
     else:
-        runs = "yes"
+        slower = cudnn_attention.unavailable()
+        runs = "yes" if slower is None else f"yes; prompts by our own attention, up to twice as slow: {slower}"
     return Finding("onnxruntime-cuda", version or "-", _onnxruntime_cpu().builds, runs)
 
 

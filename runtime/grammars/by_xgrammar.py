@@ -1,15 +1,15 @@
-"""Grammars by xgrammar, the only file that imports it: EBNF in, mask rows out."""
+"""Grammars by xgrammar: EBNF in, mask rows out."""
 
 import re
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
-import xgrammar
 
 from tandemrt.engines.contract import mask_words
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints import bitmask
+from tandemrt.runtime.grammars import binding
 from tandemrt.runtime.grammars.rows import check_count, check_fillable
 from tandemrt.runtime.grammars.utf8 import START, Utf8
 
@@ -22,7 +22,7 @@ class XGrammar:
     """
 
     def __init__(
-        self, grammar: "XGrammarGrammar", matcher: xgrammar.GrammarMatcher, stop_ids: Set[int], states: list[int]
+        self, grammar: "XGrammarGrammar", matcher: binding.GrammarMatcher, stop_ids: Set[int], states: list[int]
     ) -> None:
         self.stop_ids = stop_ids
         self._grammar = grammar
@@ -77,7 +77,7 @@ class XGrammar:
 class XGrammarGrammar:
     """A grammar ready to start. Immutable; share it between requests and threads."""
 
-    compiled: xgrammar.CompiledGrammar
+    compiled: binding.CompiledGrammar
     vocabulary: Vocabulary
     stop_ids: tuple[int, ...]
     spelling_nothing: frozenset[int]
@@ -95,7 +95,7 @@ class XGrammarGrammar:
         """Start from the beginning. ``stop_ids`` end the text, where it is complete and nowhere else; None: those of
         the compiler."""
         stops = frozenset(self.stop_ids if stop_ids is None else stop_ids)
-        matcher = xgrammar.GrammarMatcher(self.compiled, override_stop_tokens=sorted(stops))
+        matcher = binding.GrammarMatcher.of(self.compiled, sorted(stops))
         return XGrammar(self, matcher, stops, [START])
 
 
@@ -110,13 +110,7 @@ class XGrammarCompiler:
         self._stop_ids = tuple(stop_ids)
         self._utf8 = Utf8(vocabulary.tokens)
         self._spelling_nothing = frozenset(i for i, token in enumerate(vocabulary.tokens) if not token)
-        info = xgrammar.TokenizerInfo(
-            list(vocabulary.tokens),
-            xgrammar.VocabType.RAW,
-            vocab_size=len(vocabulary.tokens),
-            stop_token_ids=list(self._stop_ids),
-        )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._compiler = binding.GrammarCompiler(vocabulary.tokens, self._stop_ids, max_threads=1)
 
     def compile(self, source: str) -> XGrammarGrammar:
         """Compile an EBNF grammar. Raises ValueError."""

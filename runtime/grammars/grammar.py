@@ -3,46 +3,15 @@
 import json
 from collections.abc import Iterable
 from threading import Lock
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tandemrt.engines.errors import BadRequest, InternalError, clipped, quoted
-from tandemrt.engines.params import StructuredOutputs
+from tandemrt.engines.errors import BadRequest, InternalError, clipped
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.phases import Grammar
-from tandemrt.runtime.grammars.by_llguidance import GuidanceCompiler
-from tandemrt.runtime.grammars.by_xgrammar import XGrammarCompiler
 
-Engine = Literal["llguidance", "xgrammar"]
-
-# The engines that hold each kind to the letter, the one that is taken unless a request says otherwise first.
-ENGINES: dict[str, tuple[Engine, ...]] = {
-    "json": ("llguidance",),
-    "json_object": ("llguidance",),
-    "regex": ("llguidance",),
-    "choice": ("xgrammar", "llguidance"),
-    "grammar": ("xgrammar",),
-}
-
-
-def engine_for(kind: str, asked: Engine | None) -> Engine:
-    """The engine of a kind of structured output. Raises BadRequest where ``asked`` does not hold that kind."""
-    if asked is None:
-        return ENGINES[kind][0]
-    if asked not in ENGINES[kind]:
-        raise BadRequest(
-            f"structured_outputs.engine: {kind} is held by {' or '.join(ENGINES[kind])}, got {quoted(asked)}; "
-            "leave it out"
-        )
-    return asked
-
-
-def engine_of(asked: StructuredOutputs | None) -> Engine | None:
-    """The engine of a request; None if it asks for free text. Raises BadRequest as ``engine_for`` does."""
-    if asked is None:
-        return None
-    kinds = {"json": asked.json_schema, "json_object": asked.json_object, "regex": asked.regex, "choice": asked.choice}
-    kind = next((kind for kind, value in kinds.items() if value is not None), "grammar")
-    return engine_for(kind, asked.engine)
+if TYPE_CHECKING:
+    from tandemrt.runtime.grammars.by_llguidance import GuidanceCompiler
+    from tandemrt.runtime.grammars.by_xgrammar import XGrammarCompiler
 
 
 class CompiledGrammar(Protocol):
@@ -86,13 +55,17 @@ class GrammarCompiler:
         except ValueError as error:
             raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(error)}") from error
 
-    def _by_llguidance(self) -> GuidanceCompiler:
+    def _by_llguidance(self) -> "GuidanceCompiler":
+        from tandemrt.runtime.grammars.by_llguidance import GuidanceCompiler
+
         with self._making:
             if self._guidance is None:
                 self._guidance = GuidanceCompiler(self._vocabulary, self._stop_ids)
             return self._guidance
 
-    def _by_xgrammar(self) -> XGrammarCompiler:
+    def _by_xgrammar(self) -> "XGrammarCompiler":
+        from tandemrt.runtime.grammars.by_xgrammar import XGrammarCompiler
+
         with self._making:
             if self._xgrammar is None:
                 self._xgrammar = XGrammarCompiler(self._vocabulary, self._stop_ids)

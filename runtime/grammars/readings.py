@@ -3,14 +3,18 @@
 import marshal
 from collections import OrderedDict
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from tandemrt.engines.params import StructuredOutputs
-from tandemrt.runtime.grammars.structured import Check, Source, read
+from tandemrt.runtime.grammars.output import OutputCheck
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.grammars.structured import Source
 
 MOST_READINGS = 256
 LARGEST_KEPT = 1 << 18  # bytes of a schema as it was asked for
 
-Reading = tuple[Source, Check | None]
+Reading = tuple["Source", OutputCheck | None]
 
 
 class Readings:
@@ -27,7 +31,9 @@ class Readings:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-        reading = read(structured)
+        from tandemrt.runtime.grammars import structured as reader  # with jsonschema: free text needs none
+
+        reading = reader.read(structured)
         if 0 < len(key) <= LARGEST_KEPT:
             with self._lock:
                 self._known[key] = reading
@@ -37,11 +43,12 @@ class Readings:
 
 
 def _key(structured: StructuredOutputs) -> bytes:
-    """The very value that was asked for, types and order included; nothing for what is quick to read or no JSON."""
-    if structured.json_schema is None:
+    """The very value that was asked for, order included; nothing for what is quick to read. Raises BadRequest."""
+    given = structured.json_schema
+    if given is None:
         return b""
-    asked = (structured.json_schema, structured.disable_any_whitespace, structured.validate_output, structured.engine)
-    try:
-        return marshal.dumps(asked, 2)  # a version without references: what is equal has one spelling
-    except ValueError:
-        return b""
+    from tandemrt.runtime.grammars.structured import schema_of
+
+    # A copy is a tree: a value that holds another one twice, or itself, would be spelled without an end.
+    value = given if isinstance(given, str) else schema_of(given)
+    return marshal.dumps((value, structured.disable_any_whitespace, structured.validate_output, structured.engine), 2)

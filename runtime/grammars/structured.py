@@ -3,27 +3,21 @@
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import jsonschema
-import referencing
-import referencing.exceptions
 
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars import patterns
-from tandemrt.runtime.grammars.grammar import Engine, engine_of
-from tandemrt.runtime.grammars.schema.dialect import dialect_of, validator_of
+from tandemrt.runtime.grammars.engine import Engine, engine_of
+from tandemrt.runtime.grammars.output import OutputCheck
+from tandemrt.runtime.grammars.schema.dialect import dialect_of
 from tandemrt.runtime.grammars.schema.emit import enforceable, loosened
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 DEEPEST = 64  # levels of nesting in a schema
 MOST_VALUES = 1 << 18  # in a schema: more than fit the largest source
 LARGEST_BITS = 1024  # of a number: beyond, no double holds it
-
-Check = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
@@ -36,15 +30,14 @@ class Source:
     any_whitespace: bool = True
 
 
-def read(structured: StructuredOutputs) -> tuple[Source, Check | None]:
+def read(structured: StructuredOutputs) -> tuple[Source, OutputCheck | None]:
     """Return what to compile for a request, and the check of its finished text. Raises BadRequest."""
     engine = engine_of(structured)
-    assert engine is not None
     spaced = not structured.disable_any_whitespace
     if structured.json_schema is not None:
-        schema = _schema(structured.json_schema)
+        schema = schema_of(structured.json_schema)
         held = loosened(schema) if structured.validate_output else enforceable(schema)
-        check = _validator(schema) if structured.validate_output else None
+        check = OutputCheck(json.dumps(schema), dialect_of(schema)) if structured.validate_output else None
         return Source("json", json.dumps(held), engine, spaced), check
     if structured.json_object:
         return Source("json", json.dumps(ANY_OBJECT), engine, spaced), None
@@ -57,7 +50,8 @@ def read(structured: StructuredOutputs) -> tuple[Source, Check | None]:
     return Source("grammar", _choice_grammar(structured.choice), engine), None
 
 
-def _schema(given: dict[str, Any] | bool | str) -> Any:
+def schema_of(given: dict[str, Any] | bool | str) -> Any:
+    """A schema as it was given, copied, or parsed where it is text. Raises BadRequest for what is no JSON."""
     if isinstance(given, str):
         try:
             given = json.loads(given, parse_constant=_no_constant)
@@ -113,24 +107,6 @@ class _Reader:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _validator(schema: Any) -> Check:
-    # The empty registry keeps references to other documents from being fetched.
-    validator = validator_of(dialect_of(schema))(
-        schema, registry=referencing.Registry(), format_checker=jsonschema.FormatChecker()
-    )
-
-    def check(text: str) -> str | None:
-        try:
-            error = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(text)))
-        except ValueError as failure:
-            return f"the text is not JSON: {clipped(failure)}"
-        except (referencing.exceptions.Unresolvable, RecursionError, OverflowError) as failure:
-            return f"the text cannot be checked: {clipped(failure)}"
-        return None if error is None else f"{clipped(error.json_path)}: {clipped(error.message)}"
-
-    return check
 
 
 def _readable(pattern: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tandemrt.engines.errors import named
 from tandemrt.engines.params import SamplingParams
 from tandemrt.plugins.operators import Rule
-from tandemrt.runtime.grammars.grammar import engine_of
+from tandemrt.runtime.grammars.engine import engine_of
 from tandemrt.runtime.requests.outputs import RequestOutput, Speculation, StreamOutput
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,8 @@ class Request:
         self.rule = Rule[params.rule.upper()]
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
         self.filters = params.temperature > 0 and filters  # what Engine.bind calls so
-        self.grammar_engine = engine_of(params.structured_outputs)
+        asked = params.structured_outputs
+        self.grammar_engine = None if asked is None else engine_of(asked)
         self.submitted = time.monotonic()
         called = self.submitted if called is None else called  # the time that a prompt takes to read counts as well
         self.deadline = called + params.timeout_s if params.timeout_s is not None else None
@@ -105,6 +106,7 @@ class Request:
         stop_reason: str | int | None = None,
         speculation: Speculation | None = None,
         forced_ends: int = 0,
+        num_cached_tokens: int = 0,
         error: str | None = None,
         failure: BaseException | None = None,
     ) -> None:
@@ -125,6 +127,7 @@ class Request:
             seed=self.seed,
             speculation=Speculation(self.window) if speculation is None else speculation,
             forced_ends=forced_ends,
+            num_cached_tokens=num_cached_tokens,
             error=named(failure) if error is None and failure is not None else error,
             grammar_engine=self.grammar_engine,
         )

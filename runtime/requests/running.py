@@ -2,6 +2,8 @@
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import NamedTuple
 
 from tandemrt.runtime.constraints.phases import Phase
@@ -11,23 +13,25 @@ from tandemrt.runtime.requests.waiting import Waiting
 
 
 class Running:
-    """State of a request from the moment it joins ``slot``. Used by the loop's thread alone.
+    """State of a request from the moment it joins ``slot``, also while it has none again. Used by the loop's thread.
 
-    ``tokens`` holds prompt and output; ``prefilled`` counts those in the caches. All but the last token that a request
-    comes with are prefilled: the last one is the first token a round feeds, so the first output token is decided by
-    the same code as every other.
+    ``tokens`` holds prompt and output; ``prefilled`` counts those in the caches, ``cached`` of them found there. All
+    but the last token that a request comes with are prefilled: the last one is the first token a round feeds, so the
+    first output token is decided by the same code as every other.
 
     Raises what kept ``waiting.enforcement`` from being made; a request that waits for it must not run.
     """
 
-    def __init__(self, waiting: Waiting, slot: int) -> None:
+    def __init__(self, waiting: Waiting, slot: int, cached: int = 0) -> None:
         self.request: Request = waiting.request
-        self.slot = slot
         self.constraint, self._check = waiting.enforcement.result()
         self.penalties = waiting.penalties
+        self.hashes = waiting.hashes
         self.tokens = list(self.request.prompt)
-        self.prefill_end = len(self.tokens) - 1
-        self.prefilled = 0
+        self.preemptions = 0  # how often it had to give its slot back
+        self._waiting = waiting
+        self._cached_prompt = cached
+        self.sit(slot, cached)
         self.speculation = Speculation(self.request.window)
         self.boundaries_inside = 0  # reasoning that ended in the middle of what one round emitted
         self.counted = 0  # output tokens that the metrics know
@@ -35,6 +39,21 @@ class Running:
         self._transcript = waiting.transcript
         self._windows: deque[_Window] = deque()  # those with tokens that are not certain
         self._told = 0  # output tokens the listener knows
+        self._verdict: Future[str | None] | None = None  # on the finished text, while it is checked
+        self._stop_reason: str | int | None = None
+
+    def preempt(self) -> Waiting:
+        """Return what waits for another slot. The text goes on there as if nothing had happened."""
+        self.preemptions += 1
+        return replace(self._waiting, preempted=self)
+
+    def sit(self, slot: int, cached: int) -> None:
+        """Sit in ``slot`` with all tokens so far, of which the caches hold the first ``cached``."""
+        self.slot = slot
+        self.cached = cached
+        self.prefilled = cached
+        self.prefill_end = len(self.tokens) - 1
+        self.known = 0  # blocks that others can find in the caches, see Slots.know
 
     @property
     def prefilling(self) -> bool:
@@ -61,7 +80,13 @@ class Running:
 
     @property
     def finished(self) -> bool:
-        return self.request.finished
+        """Whether nothing comes any more. The request has ended then, or its text is being checked."""
+        return self.request.finished or self._verdict is not None
+
+    @property
+    def verdict(self) -> "Future[str | None] | None":
+        """What becomes of the request whose finished text is being checked, off the loop; see ``judge``."""
+        return None if self.request.finished else self._verdict
 
     @property
     def forced_ends(self) -> int:
@@ -92,27 +117,48 @@ class Running:
             return self._conclude(finish, stop_reason)
         return self._record(self._transcript.tokens)
 
-    def finish(self, reason: str, failure: BaseException | None = None) -> list[int]:
+    def finish(
+        self,
+        reason: str,
+        failure: BaseException | None = None,
+        *,
+        stop_reason: str | int | None = None,
+        error: str | None = None,
+    ) -> list[int]:
         """End the request from outside of its text, which is kept so far. Nothing happens if it has finished.
 
+        ``stop_reason`` and ``error`` are those of RequestOutput; ``failure`` stands for an error where there is none.
         Returns what ``commit`` does. A text that cannot be spelled ends where its spelling failed, with "error".
         Raises nothing.
         """
-        if self.finished:
+        if self.request.finished:
             return []
         try:
-            held = self.output_ids[self._transcript.tokens :]
+            held = [] if self.finished else self.output_ids[self._transcript.tokens :]
             if held and failure is None:  # what might have become a marker never will
                 self._transcript.add("reasoning" if self.constraint.phase is Phase.THINKING else "answer", held)
             self._transcript.finish()
-        except BaseException as error:
-            reason, failure = "error", failure or error
+        except BaseException as raised:
+            reason, failure = "error", failure or raised
         try:
-            return self._end(reason, failure=failure)
-        except BaseException as error:  # whatever is broken, a request ends
-            text, reasoning, failure = self._transcript.text, self._transcript.reasoning, failure or error
+            return self._end(reason, stop_reason, error=error, failure=failure)
+        except BaseException as raised:  # whatever is broken, a request ends
+            text, reasoning, failure = self._transcript.text, self._transcript.reasoning, failure or raised
             self.request.end("error", text=text, reasoning=reasoning, token_ids=self.output_ids, failure=failure)
             return []
+
+    def judge(self) -> None:
+        """End the request by the verdict on its text, which has come. Raises nothing."""
+        assert self._verdict is not None
+        try:
+            problem = self._verdict.result()
+        except BaseException as failure:  # nobody knows whether the text is valid
+            self.finish("error", failure)
+            return
+        if problem is None:
+            self.finish("stop", stop_reason=self._stop_reason)
+        else:
+            self.finish("constraint", error=f"structured_outputs: the finished text is not valid: {problem}")
 
     def tell(self) -> None:
         """Tell the listener what is new: tokens and text that are certain, and the output of a finished request."""
@@ -120,16 +166,17 @@ class Running:
         begin = len(request.prompt)
         tokens = self.tokens[begin + self._told : begin + self.certain]
         self._told += len(tokens)
-        if tokens or self.finished:
+        if tokens or request.finished:
             request.tell(StreamOutput(self._transcript.take(), tokens, request.output))
 
     def _conclude(self, reason: str, stop_reason: str | int | None) -> list[int]:
-        """End the request where its own text ends."""
+        """End the request where its own text ends, or have the text checked first."""
         self._transcript.finish()
-        error = None
-        if reason == "stop" and self._check is not None and (problem := self._check(self._transcript.text)):
-            reason, error = "constraint", f"structured_outputs: the finished text is not valid: {problem}"
-        return self._end(reason, stop_reason, error=error)
+        if reason != "stop" or self._check is None:
+            return self._end(reason, stop_reason)
+        self._stop_reason = stop_reason
+        self._verdict = self._check(self._transcript.text)
+        return self._record(self.output_length, last=True)
 
     def _end(
         self,
@@ -148,6 +195,7 @@ class Running:
             stop_reason=stop_reason,
             speculation=self.speculation,
             forced_ends=self.forced_ends,
+            num_cached_tokens=self._cached_prompt,
             error=error,
             failure=failure,
         )

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from tandemrt.runtime.requests.stops import ROOT, StopMatcher
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -25,12 +27,13 @@ class Section:
     a character: byte fallback spells a run of byte tokens anew once it turns out not to be UTF-8.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: StopMatcher) -> None:
         self.text = ""
         self.released = 0
         self.stopped_by: str | None = None
         self._tokenizer = tokenizer
-        self._stops = tuple(stops)
+        self._stops = stops
+        self._node = ROOT  # of the end of the text
         self._context: list[int] = []  # the last group that gave text
         self._spelled = ""  # what it decodes to alone
         self._group: list[int] = []  # tokens behind it
@@ -45,6 +48,7 @@ class Section:
         if self.stopped_by is None and self._group:
             self.text += self._decode_group(half=True)
         self.released = len(self.text)
+        self._node = ROOT
 
     def _decode_group(self, *, half: bool) -> str:
         """What the group adds to the text; nothing while it ends in half a character, unless ``half``."""
@@ -62,31 +66,24 @@ class Section:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def _extend(self, piece: str, *, include_stop: bool) -> None:
-        if not piece:
-            return
+        begin = len(self.text)
         self.text += piece
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self.text.find(stop, self.released)) >= 0]
-        if found:  # the one completed first, so that no tokenization matters; of those, the one that begins first
-            end, at, self.stopped_by = min(found)
-            self.text = self.text[: end if include_stop else at]
-            self.released = len(self.text)
-        else:
-            self.released = len(self.text) - self._held()
-
-    def _held(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = max(map(len, self._stops), default=1) - 1
-        for length in range(min(longest, len(self.text) - self.released), 0, -1):
-            if any(stop.startswith(self.text[-length:]) for stop in self._stops):
-                return length
-        return 0
+        for end, character in enumerate(piece, start=begin + 1):
+            self._node = self._stops.step(self._node, character)
+            self.stopped_by = self._stops.found[self._node]
+            if self.stopped_by is not None:  # the one completed first, so that no tokenization matters
+                self.text = self.text[: end if include_stop else end - len(self.stopped_by)]
+                self.released = len(self.text)
+                return
+        self.released = len(self.text) - self._stops.depth[self._node]
 
 
 class Transcript:
     """The text of one request, split into reasoning and answer."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, include_stop: bool = False) -> None:
-        self._sections = {kind: Section(tokenizer, stops) for kind in ("reasoning", "answer")}
+        matcher = StopMatcher(stops)
+        self._sections = {kind: Section(tokenizer, matcher) for kind in ("reasoning", "answer")}
         self._include_stop = include_stop
         self._taken = dict.fromkeys(self._sections, 0)
         self.tokens = 0  # tokens that were added, markers included

@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.requests.checks import Checks
 from tandemrt.runtime.requests.outputs import StreamOutput
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
@@ -22,9 +23,10 @@ log = logging.getLogger(__name__)
 class Committer:
     """Takes requests forward and out of their slots. Slots and counts are in order whenever a request is told."""
 
-    def __init__(self, buffers: RoundBuffers, slots: Slots, metrics: Metrics) -> None:
+    def __init__(self, buffers: RoundBuffers, slots: Slots, checks: Checks, metrics: Metrics) -> None:
         self._buffers = buffers
         self._slots = slots
+        self._checks = checks
         self._metrics = metrics
 
     def commit(self, verified: Verified) -> None:
@@ -41,26 +43,55 @@ class Committer:
 
         One whose text has finished keeps its end. What can still raise then (a slot that cannot be emptied) is logged:
         it takes nothing from a finished text, and nothing from those in the other slots.
+
+        Without a ``reason`` its text has finished by itself. If that is to be checked, the request is told of its end
+        by ``settle``, when the verdict has come, and holds no slot until then.
         """
+        self._end(running, reason, failure, lambda: self._slots.leave(running.slot))
+
+    def drop(self, dropped: Dropped) -> None:
+        """End a request that has left the queue and has no slot; one that had one keeps its text. Raises nothing."""
+        waiting, reason, failure = dropped
+        if waiting.preempted is not None:
+            self._end(waiting.preempted, reason, failure, lambda: None)
+            return
+        request = waiting.request
+        request.end(reason, failure=failure)
+        self._count(request)
+        self._tell(request)
+
+    def _end(self, running: Running, reason: str, failure: BaseException | None, leave: Callable[[], None]) -> None:
         request = running.request
+        checked = not reason and running.verdict is not None
         try:
             with ExitStack() as always:  # who is added last comes first; each comes, whatever the others raise
-                always.callback(self._tell, request)  # without a text, where that is what raises
-                always.callback(running.tell)
-                always.callback(self._count, request)
-                always.callback(self._slots.leave, running.slot)
-                self._keep(running, running.finish(reason, failure))
+                if not checked:
+                    always.callback(self._last_words, running)
+                    always.callback(self._count, request)
+                always.callback(leave)
+                if checked:
+                    always.callback(running.tell)
+                    always.callback(self._checks.add, running)
+                else:
+                    self._keep(running, running.finish(reason, failure))
                 self._metrics.forced_ends += running.forced_ends
                 self._metrics.boundaries_inside += running.boundaries_inside
         except BaseException:
             log.exception("a request ended (%s), and something failed with its end", request.finish_reason)
 
-    def drop(self, dropped: Dropped) -> None:
-        """End a request that has left the queue and has no slot."""
-        request = dropped.request
-        request.end(dropped.reason, failure=dropped.failure)
-        self._count(request)
-        self._tell(request)
+    def settle(self, running: Running, reason: str | None, failure: BaseException | None = None) -> None:
+        """End a request whose text was checked, or that ends for ``reason`` before it is. Raises nothing."""
+        request = running.request
+        try:
+            with ExitStack() as always:
+                always.callback(self._last_words, running)
+                always.callback(self._count, request)
+                if reason is None:
+                    running.judge()
+                else:
+                    running.finish(reason, failure)
+        except BaseException:
+            log.exception("a checked request ended (%s), and something failed with its end", request.finish_reason)
 
     def _take(self, running: Running, emitted: list[int], drafted: int) -> None:
         """Take one request forward. What raises here is its own, and ends it alone."""
@@ -95,6 +126,12 @@ class Committer:
         for _ in range(count):
             self._metrics.inter_token_seconds.observe((now - since) / count)
         running.newest = now
+
+    def _last_words(self, running: Running) -> None:
+        try:
+            running.tell()
+        finally:
+            self._tell(running.request)  # without a text, where that is what raises
 
     def _tell(self, request: Request) -> None:
         request.tell(StreamOutput(Delta(), [], request.output))

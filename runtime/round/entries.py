@@ -3,9 +3,9 @@
 from math import prod
 
 import numpy as np
-import torch
 
 from tandemrt.engines.errors import InternalError
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device import host_tensor
 from tandemrt.runtime.requests.penalties import Listed, Penalties
 

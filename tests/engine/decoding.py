@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from tandemrt.engines.contract import Contract, blocks_of
+from tandemrt.engines.contract import Contract, table_width
 from tandemrt.engines.decoder import Piece
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
@@ -22,6 +22,7 @@ from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.backends.executor import Executor
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.backends.pieces import open_piece, read_constants
+from tandemrt.runtime.caches.kv_cache import no_prompts, windows
 
 CPU = torch.device("cpu")
 VOCAB, CAPACITY = 61, 40
@@ -115,7 +116,7 @@ def open_steps(
     *,
     device: torch.device = CPU,
     kernels: Path | None = None,
-    tokens: int = 128,
+    tokens: int = 256,
 ) -> Executor:
     """``model`` cut into pieces in ``folder``, and its steps on ``device``, for calls of at most ``tokens`` tokens."""
     fuse_transposed_products(model)
@@ -130,7 +131,7 @@ def open_steps(
     }
     constants = read_constants(folder / decoder.constants.file) if decoder.constants else {}
     on_device = {name: tensor.to(device) for name, tensor in constants.items()}
-    largest = [{"batch": 1, "query": tokens, "rows": tokens}]
+    largest = [{"batch": 1, "rows": tokens, "tokens": tokens}]
     return Executor(decoder, contract, opened, on_device, Context(device, kernels, threads=1), largest)
 
 
@@ -162,7 +163,7 @@ class Decoder:
         self.dtype = getattr(torch, dtype)
         # A float16 key of 3e4 would overflow in the product with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}
-        per_row = blocks_of(capacity)
+        per_row = table_width(capacity)
         # Rows own blocks in no order; block 0 belongs to nobody.
         order = 1 + torch.randperm(batch * per_row, generator=torch.Generator().manual_seed(5), dtype=torch.int32)
         self.table = order.reshape(batch, per_row)
@@ -181,9 +182,9 @@ class Decoder:
         """A bound call and the tensor that its logits will be written into."""
         vocab = int(self.contract["logits"].shape[2])
         logits = torch.full((*rows.shape, vocab), float("nan"), dtype=self.dtype, device=self.device)
-        named = {"token_ids": tokens, "write_index": torch.tensor(index), "score_rows": rows}
+        named = windows(self.contract, tokens, rows) | {"write_index": torch.tensor(index)}
         if self.paged:
-            named["block_table"] = self.table
+            named |= {"block_table": self.table} | no_prompts(self.table)
         on_device = {name: tensor.to(self.device) for name, tensor in named.items()}
         return self.engine.bind(on_device | {"logits": logits} | self.caches), logits
 
@@ -197,3 +198,37 @@ class Decoder:
         )
         call.run()
         return logits.float().cpu()
+
+    def packed(
+        self,
+        of: Sequence[int],
+        windows: Sequence[Sequence[int]],
+        index: Sequence[int],
+        runs: Sequence[tuple[int, int, Sequence[int]]],
+        padding: int = 0,
+    ) -> torch.Tensor:
+        """float32[tokens, vocab] of a packed call, padding left out.
+
+        ``windows`` [batch, query] of rows ``of``, then ``runs``, each (row, tokens it has cached, new tokens).
+        """
+        batch, counts = len(windows), [len(new) for *_, new in runs]
+        ids = [token for new in (*windows, *(new for *_, new in runs)) for token in new]
+        ends = torch.tensor([0, *counts]).cumsum(0)
+        rows = torch.arange(-(-len(ids) // batch) * batch).view(batch, -1).clamp(max=len(ids) - 1)
+        logits = torch.full((*rows.shape, VOCAB), float("nan"), dtype=self.dtype, device=self.device)
+        named = {
+            "token_ids": torch.tensor(ids + [0] * padding),
+            "write_index": torch.tensor(index),
+            "score_rows": rows,
+            "block_table": self.table[list(of)],
+            "prompt_rows": torch.tensor(
+                [*torch.arange(len(runs)).repeat_interleave(torch.tensor(counts)), *[-1] * padding]
+            ),
+            "prompt_starts": ends,
+            "prompt_index": torch.tensor([start for _, start, _ in runs]),
+            "prompt_table": self.table[[row for row, *_ in runs]],
+        }
+        dtypes = {binding.name: getattr(torch, binding.dtype) for binding in self.contract.inputs}
+        on_device = {name: tensor.to(self.device, dtypes[name]).contiguous() for name, tensor in named.items()}
+        self.engine.bind(on_device | {"logits": logits} | self.caches).run()
+        return logits.float().cpu().view(-1, VOCAB)[: len(ids)]

@@ -102,6 +102,9 @@ def _attention(kind: np.dtype[Any]) -> Iterator[Case]:
         tensors = attention_cases.case([1, 63, 130], query, head_dim=32, norm=norm, dtype=kind)
         given = attention_cases.attributes(head_dim=32, sliding_window=sliding_window)
         yield Case({name: array for name, array in tensors.items() if array is not None}, given)
+    for runs, sliding_window in (([(0, 70), (65, 1), (3, 0), (130, 33)], 0), ([(100, 40)], 50)):
+        tensors = attention_cases.case([1, 63], 3, runs, head_dim=32, norm=True, dtype=kind)
+        yield Case(tensors, attention_cases.attributes(head_dim=32, sliding_window=sliding_window))
 
 
 def _gates(kind: np.dtype[Any]) -> Iterator[Case]:

@@ -233,11 +233,11 @@ def test_the_steps_of_a_cuda_bundle_compute_the_same_on_a_cpu(paged: Path) -> No
     bundle = Bundle.open(paged)
     engine = open_engines(bundle, torch.device("cpu"), 1)["target"]
     tokens = torch.arange(5, 15)[None]
-    sizes = {"batch": 1, "query": 10, "rows": 10, "blocks": 3}
+    sizes = {"batch": 1, "rows": 10, "tokens": 10, "blocks": 3, "prompt_tokens": 0, "prompts": 0, "prompts+1": 1}
     given = {
         b.name: torch.zeros(b.resolve(sizes), dtype=getattr(torch, b.dtype)) for b in bundle.contract("target").inputs
     }
-    given |= {"token_ids": tokens, "score_rows": torch.arange(10)[None]}
+    given |= {"token_ids": tokens[0], "score_rows": torch.arange(10)[None]}
     given |= {"block_table": torch.tensor([[2, 1]], dtype=torch.int32)}
     logits = torch.full((1, 10, bundle.vocab), float("nan"))
     engine.bind(given | {"logits": logits}).run()
@@ -306,8 +306,26 @@ def test_a_tokenizer_with_more_ids_than_logits_is_refused(copy: Path) -> None:
 
 
 def test_a_length_beyond_the_training_of_a_model_is_refused(copy: Path) -> None:
-    with pytest.raises(BadRecipe, match="must not exceed the target's max_position_embeddings, 256; got 257; lower"):
+    with pytest.raises(BadRecipe, match=r"the length that the target's config.json gives, 256; got 257; lower"):
         build(recipe(copy, length=257), copy / "out")
+
+
+def test_a_length_beyond_the_training_of_the_draft_is_refused(copy: Path) -> None:
+    config = json.loads((copy / "draft" / "config.json").read_text())
+    (copy / "draft" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 95}))
+    with pytest.raises(BadRecipe, match="must not exceed the draft's max_position_embeddings, 95; got 96; lower"):
+        open_models(recipe(copy))
+
+
+@pytest.mark.parametrize(("written", "dtype"), [("", "float32"), ('\ndtype = "float16"', "float16")])
+def test_a_draft_computes_in_a_dtype_of_its_own_and_else_in_the_targets(copy: Path, written: str, dtype: str) -> None:
+    drafting = f'kind = "model"\ncheckpoint = "{copy / "draft"}"{written}'
+    wanted = Recipe.load(write_recipe(copy / "own.toml", target=copy / "target", drafting=drafting))
+    models = open_models(wanted)
+    assert [model.dtype for model in models] == ["float32", dtype]
+    made = {graph.name: graph.dtype for graph in graphs(wanted, models, "length")}
+    assert {made[name] for name in ("target", "verify", "adjust")} == {"float32"}
+    assert {made[name] for name in ("draft", "propose", "propose_probs")} == {dtype}
 
 
 def test_a_forced_end_without_a_marker_is_refused(copy: Path) -> None:

@@ -144,9 +144,21 @@ def test_a_decoder_in_steps_passes_every_check_on_a_cpu(tmp_path):
     recipe = write_recipe(tmp_path / "paged.toml", target=target, backend=backend)
     bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "bundle").folder)
     with torch.inference_mode():
-        findings = verdicts(check_engines(bundle, open_engines(bundle, CPU, 1), 1))
-    assert findings["logits of target"] == findings["poisoned cache of target"] == "pass"
-    assert "fail" not in findings.values()
+        findings = list(check_engines(bundle, open_engines(bundle, CPU, 1), 1))
+    seen = verdicts(findings)
+    assert seen["logits of target"] == seen["poisoned cache of target"] == "pass"
+    assert "fail" not in seen.values()
+    scored = findings[0].numbers
+    assert {"scored_prefill", "scored_packed", "scored_one"} <= set(scored)
+
+
+def test_prompts_of_rows_are_ragged_runs_of_calls_that_have_no_more_tokens_than_a_chunk():
+    plan = Plan.of(Limits(batch=3, length=95, capacity=100, window=4, prefill_chunk=16), 50)
+    calls = [[end - start for start, end in call] for call in plan.runs()]
+    assert [sum(counts) for counts in zip(*calls, strict=True)] == list(plan.prompts)
+    assert max(map(sum, calls)) == plan.chunk == 16
+    assert any(len(set(counts) - {0}) > 1 for counts in calls)
+    assert any(0 in counts for counts in calls)
 
 
 def test_logits_that_are_a_thousandth_off_fail_in_float32(tiny_bundle, tmp_path):
@@ -237,7 +249,7 @@ def test_half_precision_is_compared_with_the_same_weights_in_float32(tmp_path, d
                 pieces, decoder = cut(model)
                 for file, piece in pieces.items():
                     save_model(piece, tmp_path / file)
-                call = {"batch": 3, "query": 100, "rows": 100}
+                call = {"batch": 3, "rows": 100, "tokens": 300}
                 engine = open_widened_steps(tmp_path, decoder, bindings, 1, call)
             else:
                 save_model(model, path)

@@ -103,7 +103,7 @@ def test_inspect_shows_the_steps_of_a_decoder_and_looks_into_every_piece(run, fo
     (folder / "paged/bundle.json").write_text(manifest.model_copy(update={"engines": engines}).to_json())
     code, out, _ = run("export", "inspect", "paged")
     assert code == 1
-    wrong = "hidden.0 float32[batch, query, 32] should be hidden.0 float16[batch, query, 32]"
+    wrong = "hidden.0 float32[tokens, 32] should be hidden.0 float16[tokens, 32]"
     assert f"engine target: output {wrong}" in words(out)
     assert f"engine target: input {wrong}" in words(out)
 

@@ -65,11 +65,60 @@ def test_the_steps_one_after_the_other_are_the_whole(tmp_path: Path, case: str, 
         torch.testing.assert_close(steps.caches[name], tensor, atol=near, rtol=0, msg=name)
 
 
+# Packed calls of four texts: those that have windows, of how many tokens, and which have runs, of how many.
+PACKED = [
+    ([0], 0, {0: 70, 2: 0, 1: 33}),
+    ([0, 1], 3, {0: 31, 2: 65, 3: 1}),  # a prompt ends, and its window stands behind it
+    ([0, 1, 2], 1, {3: 63}),
+    ([0, 1, 2, 3], 5, {2: 0}),
+    ([3], 0, {3: 61}),
+]
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+@pytest.mark.parametrize("case", ["qwen2", "qwen3 tied with yarn", *SLIDING])
+def test_windows_and_ragged_runs_of_one_call_equal_transformers(tmp_path: Path, case: str, in_steps: bool) -> None:
+    model = make_checkpoint(case, tmp_path)
+    open_engine = partial(open_steps, folder=tmp_path) if in_steps else None
+    decode = Decoder(tmp_path, "paged", batch=4, capacity=CAPACITY, open_engine=open_engine)
+    texts = [sequence(150, seed) for seed in range(4)]
+    expected = [expected_logits(model, text) for text in texts]
+    done = [0] * 4
+    for rows, query, counts in PACKED:
+        runs = [(text, done[text], done[text] + count) for text, count in counts.items()]
+        for text, _, end in runs:
+            done[text] = end
+        windows = [slice(done[row], done[row] + query) for row in rows]
+        found = decode.packed(
+            rows,
+            [texts[row][window] for row, window in zip(rows, windows, strict=True)],
+            [done[row] for row in rows],
+            [(text, start, texts[text][start:end]) for text, start, end in runs],
+            padding=len(runs),
+        )
+        wanted = [expected[row][window] for row, window in zip(rows, windows, strict=True)]
+        wanted += [expected[text][start:end] for text, start, end in runs]
+        torch.testing.assert_close(found, torch.cat(wanted), atol=1e-4, rtol=0)
+        for row in rows:
+            done[row] += query
+
+
+def test_prompts_of_one_call_are_the_same_prompts_one_by_one(tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    texts = [sequence(length, length) for length in (64, 1, 33, 100)]
+    together, alone = (Decoder(tmp_path, "paged", batch=4, capacity=CAPACITY) for _ in range(2))
+    found = together.packed([0], [[]], [0], [(row, 0, text) for row, text in enumerate(texts)], padding=2)
+    one_by_one = [alone.packed([0], [[]], [0], [(row, 0, text)]) for row, text in enumerate(texts)]
+    torch.testing.assert_close(found, torch.cat(one_by_one), atol=2e-5, rtol=0)
+    for name, tensor in together.caches.items():
+        torch.testing.assert_close(tensor, alone.caches[name], atol=2e-5, rtol=0, msg=name)
+
+
 def test_a_call_larger_than_the_buffers_between_steps_is_refused(tmp_path: Path) -> None:
     make_checkpoint("qwen3", tmp_path)
     steps = Decoder(tmp_path, "paged", 2, open_engine=partial(open_steps, folder=tmp_path, tokens=10))
     assert steps([sequence(5)] * 2, [0, 0]).shape == (2, 5, VOCAB)
-    with pytest.raises(InternalError, match=r"bind: a call of .*'query': 6.* is larger than .*'query': 10"):
+    with pytest.raises(InternalError, match=r"bind: a call of .*'tokens': 12.* is larger than .*'tokens': 10"):
         steps([sequence(6)] * 2, [0, 0])
 
 

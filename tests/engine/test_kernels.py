@@ -23,6 +23,8 @@ ENTRIES = {
     },
 }
 APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 2 f32, 2 u64", "9 u64, 8 u32, 2 f32, 6 u64", "9 u64, 6 u32, 2 f32, 3 u64"
+PREPARE = PLAIN_RUNS = "11 u64, 6 u32, 2 f32, 3 u64"
+ATTEND_RUNS = "11 u64, 8 u32, 2 f32, 6 u64"
 SPILLED = {"verify": 160}  # bytes: some between phases are no matter; in a loop over the logits they would be
 
 
@@ -31,6 +33,9 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) ->
     if kernel != "attention":
         return {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
     entries = {f"append_{suffix}_{size}": APPEND for size in head_dims}
+    entries |= {f"prepare_{suffix}_{size}": PREPARE for size in head_dims}
+    runs = PLAIN_RUNS if dtype == "float32" else ATTEND_RUNS
+    entries |= {f"attend_runs_{suffix}_{size}": runs for size in head_dims}
     if dtype == "float32":
         return entries | {f"attend_{suffix}_{size}": PLAIN for size in head_dims}
     return entries | {f"attend_{suffix}_{size}_{rows}": ATTEND for size in head_dims for rows in (16, 32, 64)}

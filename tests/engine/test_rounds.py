@@ -4,16 +4,17 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime.requests.penalties import Listed, Penalties
+from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.waiting import Waiting
 from tandemrt.runtime.round.round import Round
 from tests.waiting import PATIENCE_S, Clock, eventually
@@ -48,7 +49,7 @@ def test_rounds_allocate_no_buffers(llm: LLM) -> None:
         for i, cache in enumerate((tandem.cache, *drafter.caches)):
             buffers |= {f"cache {i}.{name}": tensor for name, tensor in cache.tensors.items()}
         found = {name: getattr(value, "device", value) for name, value in buffers.items()}
-        return {name: tensor.data_ptr() for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+        return {name: tensor.data_ptr() for name, tensor in found.items() if hasattr(tensor, "data_ptr")}
 
     llm.generate(["warm", "up"], endless(max_tokens=20))
     before = addresses()
@@ -149,7 +150,7 @@ def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_t
     with LLM(tiny_bundle, threads=1) as llm:
         chunked = llm.generate(prompt, endless(max_tokens=15))
         assert len(chunked.prompt_token_ids) > 2 * llm.bundle.limits.prefill_chunk
-        llm.loop.prompts.chunk = 1000
+        llm.loop.prompts.chunk = 7
         assert llm.generate(prompt, endless(max_tokens=15)).token_ids == chunked.token_ids
 
 
@@ -179,6 +180,33 @@ def test_a_request_cancelled_in_prefill_ends_and_its_slot_is_used_again(tiny_bun
         assert seen[-1].finish_reason == "cancelled"
         assert llm.metrics.prefilled < len(prompt)
         assert len(llm.generate(["a", "b", "c", "d"], endless(max_tokens=3))) == 4
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_cancelled_request_ends_at_the_beginning_of_the_next_round(tiny_bundle: Path, overlap: bool) -> None:
+    with LLM(tiny_bundle, threads=1, overlap=overlap) as llm:
+        rounds, step = 0, llm.loop.step
+        cancelled: list[int] = []
+        ended: list[tuple[str, int]] = []
+        request: Future[Request] = Future()
+
+        def counted() -> None:
+            nonlocal rounds
+            rounds += 1
+            step()
+
+        llm.loop.step = counted  # type: ignore[method-assign]
+
+        def listen(item: StreamOutput) -> None:
+            if item.output is not None:
+                ended.append((item.output.finish_reason, rounds))
+            elif not cancelled:
+                cancelled.append(rounds)
+                request.result().cancel()
+
+        request.set_result(llm.submit("go on", endless(max_tokens=60), listen))
+        assert eventually(lambda: bool(ended))
+    assert ended == [("cancelled", cancelled[0] + 1)]
 
 
 def test_a_request_cancelled_between_rounds_keeps_its_text_and_leaves_the_others_alone(tiny_bundle: Path) -> None:

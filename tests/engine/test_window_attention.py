@@ -1,5 +1,7 @@
 """Attention of new tokens over a paged cache: the definition against transformers, the function body against it."""
 
+from itertools import pairwise
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -13,14 +15,17 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding
 
+from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins import functions
 from tandemrt.plugins.kernels.attention import AttentionLauncher
 from tandemrt.plugins.kernels.attention_plan import KEYS, MAX_SPLITS, Plan, Workspace
+from tandemrt.plugins.launch import Context
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.reference import window_attention
 from tests.engine.attention_cases import NAMES, assert_close, attributes, case, expected, tolerance
 
 ELEMENTS = {np.float32: ir.DataType.FLOAT, np.float16: ir.DataType.FLOAT16}
+RUNS = [(0, 70), (63, 2), (5, 0), (130, 33)]
 PROCESSORS, SHARED = 132, 227 * 1024  # of an H200
 
 
@@ -60,11 +65,11 @@ def test_the_definition_is_the_attention_of_transformers(kind):
             chunk = min(chunk, length - done)
             if not chunk:
                 break
-            new = qkv[row][None, done : done + chunk]
+            new = qkv[row][done : done + chunk]
             mixed, keys, values = window_attention(
-                new, keys, values, table[row : row + 1], [done], cosine, sine, *norms, **given
+                new, keys, values, table[row : row + 1], [done], [], [0], [], table[:0], cosine, sine, *norms, **given
             )
-            np.testing.assert_allclose(mixed[0], whole[row][done : done + chunk], rtol=2e-5, atol=2e-5)
+            np.testing.assert_allclose(mixed, whole[row][done : done + chunk], rtol=2e-5, atol=2e-5)
             done += chunk
 
 
@@ -73,18 +78,73 @@ def test_rows_in_one_call_are_the_rows_one_by_one(sliding_window):
     tensors, given = case([3, 0, 64, 100], 5), attributes(sliding_window=sliding_window)
     together = expected(tensors, given)
     for row in (0, 2, 3):
-        one = {n: tensors[n][row : row + 1] for n in ("qkv", "block_table", "write_index")}
-        np.testing.assert_array_equal(expected(tensors | one, given)[0][0], together[0][row])
+        one = {n: tensors[n][row : row + 1] for n in ("block_table", "write_index")}
+        one["qkv"] = tensors["qkv"][5 * row : 5 * row + 5]
+        np.testing.assert_array_equal(expected(tensors | one, given)[0], together[0][5 * row : 5 * row + 5])
 
 
 def test_a_window_is_its_tokens_one_after_the_other():
     tensors, given = case([62, 9], 4, norm=True), attributes(sliding_window=33)
     mixed, *caches = expected(tensors, given)
     for j in range(4):
-        one = {"qkv": tensors["qkv"][:, j : j + 1], "write_index": tensors["write_index"] + j}
+        one = {"qkv": tensors["qkv"][j::4], "write_index": tensors["write_index"] + j}
         single, tensors["key_cache"], tensors["value_cache"] = expected(tensors | one, given)
-        np.testing.assert_allclose(single[:, 0], mixed[:, j], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(single, mixed[j::4], rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(tensors["key_cache"], caches[0])
+
+
+@pytest.mark.parametrize("sliding_window", [0, 70])
+def test_runs_of_prompts_in_one_call_are_windows_one_by_one(sliding_window):
+    tensors, given = case([64, 9], 3, RUNS, padding=4, norm=True), attributes(sliding_window=sliding_window)
+    mixed, *caches = expected(tensors, given)
+    assert not mixed[-4:].any()
+    alone = tensors | {"prompt_rows": [], "prompt_starts": [0], "prompt_index": [], "prompt_table": np.empty((0, 1))}
+    row = {n: tensors[n] for n in ("block_table", "write_index")} | {"qkv": tensors["qkv"][:6]}
+    found, alone["key_cache"], alone["value_cache"] = expected(alone | row, given)
+    np.testing.assert_array_equal(found, mixed[:6])
+    for run, (first, end) in enumerate(pairwise(6 + tensors["prompt_starts"])):
+        row = {"block_table": tensors["prompt_table"][[run]], "write_index": tensors["prompt_index"][[run]]}
+        if end > first:
+            found, alone["key_cache"], alone["value_cache"] = expected(
+                alone | row | {"qkv": tensors["qkv"][first:end]}, given
+            )
+            np.testing.assert_array_equal(found, mixed[first:end])
+    for found, wanted in zip((alone["key_cache"], alone["value_cache"]), caches, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=3),
+    query=st.integers(0, 5),
+    runs=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=4),
+    padding=st.integers(0, 5),
+    sliding_window=st.sampled_from([0, 1, 9]),
+)
+def test_the_function_body_equals_the_definition_whatever_a_call_is_packed_of(
+    session, lengths, query, runs, padding, sliding_window
+):
+    if not query * len(lengths) + sum(new for _, new in runs):
+        query = 1
+    tensors = case(lengths, query, runs, padding if runs else 0, head_dim=32, block_size=16)
+    given = attributes(head_dim=32, sliding_window=sliding_window)
+    feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
+    found = session(np.float32, False, given).run(["mixed", "key", "value"], feed)
+    assert_close(found, expected(tensors, given), tensors, tolerance(np.float32))
+
+
+def test_a_window_stands_behind_a_run_of_the_same_text(session):
+    """The last part of a prompt and the window behind it are one call."""
+    tensors, given = case([90], 3, [(20, 70)], head_dim=32), attributes(head_dim=32)
+    tensors["block_table"] = tensors["prompt_table"]
+    feed = {name: tensors[name] for name in NAMES if tensors[name] is not None}
+    found = session(np.float32, False, given).run(["mixed", "key", "value"], feed)
+    wanted = expected(tensors, given)
+    assert_close(found, wanted, tensors, tolerance(np.float32))
+    whole = tensors | {"qkv": np.roll(tensors["qkv"], -3, axis=0), "block_table": tensors["prompt_table"]}
+    whole |= {"prompt_rows": [], "prompt_starts": [0], "prompt_index": [], "prompt_table": np.empty((0, 1))}
+    whole["write_index"] = tensors["prompt_index"]
+    np.testing.assert_allclose(np.roll(expected(whole, given)[0], 3, axis=0), wanted[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +220,19 @@ def test_a_plan_covers_every_row_and_fits_the_device(batch, query, kv_heads, gro
     assert plan.shared >= max(4 * 16 * (head_dim + 8) * 4, plan.splits * plan.rows * 4)  # what is merged in its place
 
 
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 700), min_size=1, max_size=70),
+    padding=st.integers(1, 127),
+    group=st.sampled_from([1, 2, 4, 7, 8]),
+)
+def test_a_plan_of_runs_has_a_tile_for_every_token_however_they_are_shared_out(lengths, padding, group):
+    sizes = {"heads": 2 * group, "kv_heads": 2, "head_dim": 128, "capacity": 4096, "processors": PROCESSORS}
+    plan = Plan.of_runs(runs=len(lengths), tokens=sum(lengths) + padding, **sizes)
+    assert plan.tiles >= sum(-(-length * group // plan.rows) for length in lengths)
+    assert plan.grid == (plan.tiles * plan.splits, 2, 1)
+
+
 def test_few_rows_share_the_processors_and_many_do_not_split():
     sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": PROCESSORS}
     assert [Plan.of(batch=batch, **sizes).splits for batch in (1, 4, 8, 64)] == [8, 4, 2, 1]
@@ -189,29 +262,43 @@ def test_a_workspace_grows_and_is_shared():
     assert not parts[-1].tickets.any()
 
 
+def test_prepared_queries_have_room_that_grows_and_is_shared():
+    workspace = Workspace("cpu")
+    few, many, some = (workspace.queries(tokens, 4, 32, torch.float16) for tokens in (5, 100, 60))
+    assert few.shape == (5, 4, 32)
+    assert some.data_ptr() == many.data_ptr() != few.data_ptr()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"qkv": torch.zeros(2, 3, 500)}, "qkv: a contiguous"),
+        ({"qkv": torch.zeros(6, 500)}, "qkv: a contiguous"),
         ({"block_table": torch.zeros(2, 2, dtype=torch.int64)}, "block_table: a contiguous torch.int32"),
-        ({"mixed": torch.zeros(2, 256, 3).transpose(1, 2)}, "mixed: a contiguous"),
+        ({"mixed": torch.zeros(256, 6).T}, "mixed: a contiguous"),
         ({"q_norm": torch.ones(64)}, "both or neither"),
+        (
+            {"prompt_rows": torch.zeros(1, dtype=torch.int32)},
+            "windows of equal length .* 2 rows, 1 prompt tok",
+        ),
+        ({"prompt_rows": torch.zeros(2, dtype=torch.int32)}, "windows of equal length .* 2 prompt tokens and 0 runs"),
+        ({"prompt_starts": torch.zeros(2, dtype=torch.int32)}, r"prompt_starts: a contiguous torch.int32\[1\]"),
         ({"key_cache": torch.zeros(5, 2, 48, 64), "value_cache": torch.zeros(5, 2, 48, 64)}, "multiple of 64"),
     ],
     ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
 )
 def test_what_does_not_fit_is_refused_by_name(change, message):
     tensors = {n: v if v is None else torch.from_numpy(v) for n, v in case([70, 3], 3).items()}
-    tensors = {**tensors, "mixed": torch.zeros(2, 3, 256)} | change
+    tensors = {**tensors, "mixed": torch.zeros(6, 256)} | change
     with pytest.raises(ValueError, match=message):
-        AttentionLauncher(None, *tensors.values(), workspace=Workspace("cpu"), **attributes())
+        AttentionLauncher(Context(torch.device("cpu")), *tensors.values(), **attributes())
 
 
 def _model(dtype, norm, given):
     """A graph of one node that carries the function."""
     element = ELEMENTS[dtype]
-    ranks = dict(zip(NAMES, (3, 4, 4, 2, 1, 2, 2, 1, 1), strict=True))
-    types = {"block_table": ir.DataType.INT32, "write_index": ir.DataType.INT64}
+    ranks = {name: len(SCHEMAS["window_attention"][name].shape) for name in NAMES}
+    kinds = {"int32": ir.DataType.INT32, "int64": ir.DataType.INT64}
+    types = {name: kinds.get(SCHEMAS["window_attention"][name].dtype, element) for name in NAMES}
     names = NAMES if norm else NAMES[:-2]
 
     def value(name, rank):
@@ -219,7 +306,7 @@ def _model(dtype, norm, given):
         return onnx.helper.make_tensor_value_info(name, int(types.get(name, element)), dims)
 
     node = onnx.helper.make_node("window_attention", names, ["mixed", "key", "value"], domain=DOMAIN, **given)
-    outputs = [value("mixed", 3), value("key", 4), value("value", 4)]
+    outputs = [value("mixed", 2), value("key", 4), value("value", 4)]
     graph = onnx.helper.make_graph([node], "attention", [value(name, ranks[name]) for name in names], outputs)
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in (("", functions.OPSET), (DOMAIN, 1))]
     body = ir.to_proto(functions.window_attention(qk_norm=norm))

@@ -23,6 +23,38 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+PACKED = [  # tokens of the window of both rows, and of their runs; padding
+    (0, (70, 33), 25),
+    (0, (0, 66), 0),
+    (3, (31, 1), 2),
+    (1, (5, 0), 0),
+    (5, (0, 0), 0),
+]
+
+
+@pytest.mark.parametrize("dtype", SHARE)
+@pytest.mark.parametrize("case", [*CONFIGS, *SLIDING])
+def test_logits_of_packed_calls_equal_transformers(tmp_path: Path, kernels: Path, case: str, dtype: str) -> None:
+    """Runs of both texts, and behind them the windows of both, in one call."""
+    open_engine = partial(open_steps, folder=tmp_path, device=torch.device("cuda", 0), kernels=kernels)
+    model = make_checkpoint(case, tmp_path, sizes=SIZES)
+    texts = [torch.randint(0, VOCAB, (160,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(2)]
+    expected = [expected_logits(model, text) for text in texts]
+    largest = max(float(logits.abs().max()) for logits in expected)
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        decode = Decoder(tmp_path, "paged", 2, dtype, CAPACITY, device="cuda", open_engine=open_engine)
+        done = [0, 0]
+        for query, counts, padding in PACKED:
+            runs = [(row, done[row], texts[row][done[row] : done[row] + count]) for row, count in enumerate(counts)]
+            places = [start + len(new) for _, start, new in runs]
+            windows = [text[at : at + query] for text, at in zip(texts, places, strict=True)]
+            found = decode.packed([0, 1], windows, places, runs, padding if sum(counts) else 0)
+            wanted = [logits[at : at + query] for logits, at in zip(expected, places, strict=True)]
+            wanted += [expected[row][start : start + len(new)] for row, start, new in runs]
+            assert float((found - torch.cat(wanted)).abs().max()) <= SHARE[dtype] * largest
+            done = [at + query for at in places]
+
+
 @pytest.mark.parametrize("dtype", SHARE)
 @pytest.mark.parametrize("case", [*CONFIGS, *SLIDING])
 def test_logits_equal_transformers_in_chunks_windows_and_single_tokens(

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tandemrt.plugins.kernels.attention import AttentionLauncher
-from tandemrt.plugins.kernels.attention_plan import Workspace
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.kernels.module import KernelModule
+from tandemrt.plugins.kernels.cudnn_attention import KEYS, serves
+from tandemrt.plugins.launch import Context
 from tests.engine.attention_cases import BFLOAT16, assert_close, attributes, case, expected, tolerance
 from tests.gpu.here import compute_capabilities
 
@@ -19,38 +19,34 @@ RAGGED = [0, 1, 63, 64, 65, 200, 511]
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory):
+def context(tmp_path_factory):
+    """One for all calls of this file, whatever their shape: each must leave its workspace as it found it."""
     folder = tmp_path_factory.mktemp("kernels")
     compile_kernels(compute_capabilities(), folder, names=["attention"])
-    return KernelModule.open(folder, "attention")
-
-
-@pytest.fixture(scope="module")
-def workspace():
-    """One for all calls of this file, whatever their shape: each must leave it as it found it."""
-    return Workspace("cuda")
+    return Context(torch.device("cuda", 0), folder)
 
 
 def on_device(tensors):
     return {name: None if array is None else _to_torch(array).cuda() for name, array in tensors.items()}
 
 
-def bind(module, workspace, tensors, given, splits=None):
+def bind(context, tensors, given, splits=None):
     """The launcher for tensors on the device, and ``mixed`` with room behind it that must stay as it is."""
-    batch, query, _ = tensors["qkv"].shape
-    width = given["heads"] * tensors["key_cache"].shape[-1]
-    room = torch.full((batch * query * width + 256,), 77.0, dtype=tensors["qkv"].dtype, device="cuda")
-    mixed = room[:-256].view(batch, query, width)
-    launcher = AttentionLauncher(module, *tensors.values(), mixed, workspace=workspace, splits=splits, **given)
+    tokens, width = len(tensors["qkv"]), given["heads"] * tensors["key_cache"].shape[-1]
+    room = torch.full((tokens * width + 256,), 77.0, dtype=tensors["qkv"].dtype, device="cuda")
+    mixed = room[:-256].view(tokens, width)
+    launcher = AttentionLauncher(context, *tensors.values(), mixed, splits=splits, **given)
     return launcher, mixed, room[-256:]
 
 
-def check(module, workspace, tensors, given, splits=None):
+def check(context, tensors, given, splits=None):
     held = on_device(tensors)
-    launcher, mixed, behind = bind(module, workspace, held, given, splits)
+    launcher, mixed, behind = bind(context, held, given, splits)
     launcher.run()
     found = [_to_numpy(each) for each in (mixed, held["key_cache"], held["value_cache"])]
-    assert_close(found, expected(tensors, given), tensors, tolerance(tensors["qkv"].dtype))
+    positions = held["prompt_table"].shape[1] * held["key_cache"].shape[2]
+    cleared = KEYS if serves(held["qkv"].dtype, held["key_cache"].shape[-1], positions) else 0
+    assert_close(found, expected(tensors, given), tensors, tolerance(tensors["qkv"].dtype), cleared=cleared)
     assert (behind == 77.0).all()
 
 
@@ -58,47 +54,47 @@ def check(module, workspace, tensors, given, splits=None):
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("query", [1, 2, 3, 5, 8, 16, 64])
 @pytest.mark.parametrize("norm", [False, True])
-def test_ragged_rows_equal_the_definition(module, workspace, dtype, head_dim, query, norm):
+def test_ragged_rows_equal_the_definition(context, dtype, head_dim, query, norm):
     sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
     tensors = case(RAGGED, query, norm=norm, dtype=DTYPES[dtype], **sizes)
-    check(module, workspace, tensors, attributes(**sizes))
+    check(context, tensors, attributes(**sizes))
 
 
 @pytest.mark.parametrize("query", range(1, 17))
 @pytest.mark.parametrize("group", [1, 2, 4, 7, 8])
-def test_every_window_and_group_equals_the_definition(module, workspace, query, group):
+def test_every_window_and_group_equals_the_definition(context, query, group):
     sizes = {"heads": 2 * group, "kv_heads": 2, "head_dim": 128}
-    check(module, workspace, case([5, 130, 64 - query], query, dtype=BFLOAT16, **sizes), attributes(**sizes))
+    check(context, case([5, 130, 64 - query], query, dtype=BFLOAT16, **sizes), attributes(**sizes))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 16, 33, 64])
 @pytest.mark.parametrize("query", [1, 5])
-def test_full_batches_equal_the_definition(module, workspace, batch, query):
+def test_full_batches_equal_the_definition(context, batch, query):
     sizes = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     lengths = np.random.default_rng(batch).integers(1, 1100, batch).tolist()
-    check(module, workspace, case(lengths, query, dtype=BFLOAT16, **sizes), attributes(**sizes))
+    check(context, case(lengths, query, dtype=BFLOAT16, **sizes), attributes(**sizes))
 
 
 @pytest.mark.parametrize("lengths", [[0], [37], [600, 0, 1]])
 @pytest.mark.parametrize("query", [65, 512])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_prefill_chunks_equal_the_definition(module, workspace, lengths, query, head_dim):
+def test_prefill_chunks_equal_the_definition(context, lengths, query, head_dim):
     sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
     tensors = case(lengths, query, norm=True, dtype=np.dtype(np.float16), **sizes)
     if lengths == [0]:  # a request that begins, not a free row
         tensors["block_table"][0] = 1 + np.arange(tensors["block_table"].shape[1])
-    check(module, workspace, tensors, attributes(**sizes))
+    check(context, tensors, attributes(**sizes))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sliding_window", [1, 2, 63, 64, 65, 200])
 @pytest.mark.parametrize("query", [1, 5, 70])
-def test_sliding_windows_equal_the_definition(module, workspace, dtype, sliding_window, query):
+def test_sliding_windows_equal_the_definition(context, dtype, sliding_window, query):
     tensors = case([3, 64, 190, 500], query, dtype=DTYPES[dtype])
-    check(module, workspace, tensors, attributes(sliding_window=sliding_window))
+    check(context, tensors, attributes(sliding_window=sliding_window))
 
 
-def test_nothing_before_the_sliding_window_is_read(module, workspace):
+def test_nothing_before_the_sliding_window_is_read(context):
     """The blocks there may already belong to somebody else."""
     tensors, given = case([500], 5, dtype=BFLOAT16), attributes(sliding_window=130)
     wanted = expected(tensors, given)[0]
@@ -106,7 +102,7 @@ def test_nothing_before_the_sliding_window_is_read(module, workspace):
     for position in range(500 - 129):
         block = tensors["block_table"][0, position // 64]
         held["key_cache"][block, :, position % 64] = held["value_cache"][block, :, position % 64] = torch.nan
-    launcher, mixed, _ = bind(module, workspace, held, given)
+    launcher, mixed, _ = bind(context, held, given)
     launcher.run()
     near = tolerance(BFLOAT16)
     np.testing.assert_allclose(_to_numpy(mixed).astype(float), wanted.astype(float), rtol=near, atol=near)
@@ -114,24 +110,92 @@ def test_nothing_before_the_sliding_window_is_read(module, workspace):
 
 @pytest.mark.parametrize("capacity", [64, 101, 512, 999])
 @pytest.mark.parametrize("query", [1, 5, 40])
-def test_a_linear_cache_is_one_block_per_row(module, workspace, capacity, query):
+def test_a_linear_cache_is_one_block_per_row(context, capacity, query):
     lengths = [1, capacity // 2 - 10, capacity - query]
     tensors = case(lengths, query, block_size=capacity, max_blocks=1, dtype=np.dtype(np.float16))
-    check(module, workspace, tensors, attributes())
+    check(context, tensors, attributes())
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 5, 8, 31, 32])
 @pytest.mark.parametrize("query", [1, 5, 100])
-def test_the_number_of_splits_changes_nothing(module, workspace, splits, query):
+def test_the_number_of_splits_changes_nothing(context, splits, query):
     tensors = case([1, 64, 700, 1500], query, dtype=BFLOAT16)
-    check(module, workspace, tensors, attributes(), splits=splits)
+    check(context, tensors, attributes(), splits=splits)
+
+
+PACKED = {
+    "one run": [(0, 200)],
+    "ragged": [(0, 1), (63, 1), (64, 64), (5, 0), (129, 190), (700, 17)],
+    "many": [(37 * i % 300, 1 + 11 * i % 50) for i in range(70)],
+    "empty": [(0, 0), (9, 0)],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("runs", PACKED)
+@pytest.mark.parametrize("norm", [False, True])
+def test_runs_of_prompts_and_windows_equal_the_definition(context, dtype, head_dim, runs, norm):
+    sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
+    tensors = case([1, 100], 5, PACKED[runs], 7, norm=norm, dtype=DTYPES[dtype], **sizes)
+    check(context, tensors, attributes(**sizes))
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 7, 8])
+@pytest.mark.parametrize("runs", PACKED)
+def test_runs_of_prompts_without_windows_equal_the_definition(context, group, runs):
+    sizes = {"heads": 2 * group, "kv_heads": 2, "head_dim": 128}
+    check(context, case([7], 0, PACKED[runs], 3, dtype=BFLOAT16, **sizes), attributes(**sizes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sliding_window", [1, 63, 64, 200])
+@pytest.mark.parametrize("runs", ["one run", "ragged"])
+def test_sliding_windows_of_runs_equal_the_definition(context, dtype, sliding_window, runs):
+    tensors = case([3, 190], 2, PACKED[runs], dtype=DTYPES[dtype])
+    check(context, tensors, attributes(sliding_window=sliding_window))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_window_behind_a_run_of_the_same_text_sees_the_run(context, dtype):
+    tensors = case([500], 5, [(30, 470)], dtype=DTYPES[dtype])
+    tensors["block_table"] = tensors["prompt_table"].copy()
+    check(context, tensors, attributes())
+
+
+@pytest.mark.parametrize("runs", [[(4000, 512)], [(0, 2048)], [(8000, 40), (100, 900)]])
+def test_long_runs_equal_the_definition(context, runs):
+    sizes = {"heads": 8, "kv_heads": 2, "head_dim": 128}
+    for max_blocks in (150, 151):  # even: tables that cuDNN can read; odd: our kernel
+        check(context, case([5], 1, runs, max_blocks=max_blocks, dtype=BFLOAT16, **sizes), attributes(**sizes))
+
+
+def test_windows_beside_prompts_have_the_bits_that_they_have_alone(context):
+    tensors, given = case([9, 300], 5, PACKED["ragged"], dtype=BFLOAT16), attributes()
+    alone = tensors | {
+        "qkv": tensors["qkv"][:10],
+        "prompt_rows": tensors["prompt_rows"][:0],
+        "prompt_starts": tensors["prompt_starts"][:1],
+        "prompt_index": tensors["prompt_index"][:0],
+        "prompt_table": tensors["prompt_table"][:0],
+    }
+    results = []
+    for each in (tensors, alone):
+        launcher, mixed, _ = bind(context, on_device(each), given)
+        launcher.run()
+        results.append(mixed[:10].clone())
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("query", [1, 5, 100])
-def test_a_captured_call_serves_other_lengths_and_tables(module, workspace, query):
-    first, second = (case(lengths, query, max_blocks=20, dtype=BFLOAT16) for lengths in ([9, 300, 70], [1100, 64, 2]))
+def test_a_captured_call_serves_other_lengths_tables_and_runs(context, query):
+    rows = [([9, 300, 70], [(9, 30), (0, 70)]), ([1100, 64, 2], [(700, 65), (1, 20)])]
+    first, second = (
+        case(lengths, query, runs, 100 - sum(new for _, new in runs), max_blocks=20, dtype=BFLOAT16)
+        for lengths, runs in rows
+    )
     given, held = attributes(), on_device(first)
-    launcher, mixed, _ = bind(module, workspace, held, given)
+    launcher, mixed, _ = bind(context, held, given)
     launcher.run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -143,15 +207,16 @@ def test_a_captured_call_serves_other_lengths_and_tables(module, workspace, quer
                 held[name].copy_(fresh[name])
         mixed.fill_(torch.nan)
         graph.replay()
-        eager, alone, _ = bind(module, workspace, fresh, given)
+        eager, alone, _ = bind(context, fresh, given)
         eager.run()
-        assert torch.equal(mixed, alone)
+        real = len(mixed) - int((fresh["prompt_rows"] < 0).sum())
+        assert torch.equal(mixed[:real], alone[:real])
         assert torch.equal(held["key_cache"].nan_to_num(), fresh["key_cache"].nan_to_num())
 
 
-def test_the_same_call_gives_the_same_bits(module, workspace):
+def test_the_same_call_gives_the_same_bits(context):
     held, given = on_device(case([1000] * 16, 5, dtype=BFLOAT16)), attributes()
-    launcher, mixed, _ = bind(module, workspace, held, given)
+    launcher, mixed, _ = bind(context, held, given)
     launcher.run()
     first = mixed.clone()
     for _ in range(200):

@@ -133,7 +133,8 @@ def piece(index: int, inputs: list[str], outputs: list[str]) -> dict[str, Any]:
 
 
 def attention(**changes: Any) -> dict[str, Any]:
-    inputs = ["qkv.0", "past_key.0", "past_value.0", "block_table", "write_index", "cosine", "sine"]
+    place = ["block_table", "write_index", "prompt_rows", "prompt_starts", "prompt_index", "prompt_table"]
+    inputs = ["qkv.0", "past_key.0", "past_value.0", *place, "cosine", "sine"]
     said = {"heads": 4, "kv_heads": 2, "sliding_window": 0, "scale": 0.2, "epsilon": 1e-6}
     made = ["mixed.0", "present_key.0", "present_value.0"]
     return {"name": "window_attention", "inputs": inputs, "outputs": made, "attributes": said} | changes
@@ -149,7 +150,7 @@ LAST = piece(2, ["activated.0", "score_rows"], ["logits"])
 
 def steps_of_one_layer() -> dict[str, Any]:
     widths = {"hidden.0": 16, "qkv.0": 64, "mixed.0": 32, "gate_up.0": 40, "activated.0": 20}
-    values = [{"name": name, "dtype": "float32", "shape": ["batch", "query", width]} for name, width in widths.items()]
+    values = [{"name": name, "dtype": "float32", "shape": ["tokens", width]} for name, width in widths.items()]
     tables = [{"name": name, "dtype": "float32", "shape": [64, 4]} for name in ("cosine", "sine")]
     return {
         "constants": {"file": "target/constants.onnx", "inputs": [], "outputs": ["cosine", "sine"]},

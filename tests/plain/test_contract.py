@@ -20,6 +20,19 @@ def test_a_row_has_the_blocks_that_its_tokens_fill_and_no_more(tokens: int, bloc
     assert contract.blocks_of(tokens) == blocks
 
 
+def test_calls_over_a_paged_cache_are_packed_and_those_over_a_linear_one_are_rectangles() -> None:
+    sizes = {"layers": 1, "kv_heads": 2, "head_dim": 32, "capacity": 130, "vocab": 9, "dtype": "float16"}
+    linear, paged = (contract.decoder(**sizes, cache=kind) for kind in ("linear", "paged"))  # type: ignore[arg-type]
+    assert linear["token_ids"].shape == ("batch", "query")
+    assert paged["token_ids"].shape == ("tokens",)
+    assert paged["block_table"].shape == ("batch", 4)  # 3 would do for 130 tokens
+    assert paged["prompt_table"].shape == ("prompts", 4)
+    places = {binding.name for binding in contract.packed(4)}
+    assert {binding.name for binding in paged.inputs} - {binding.name for binding in linear.inputs} == places
+    for name in ("write_index", "score_rows", "logits"):
+        assert linear[name] == paged[name]
+
+
 def test_a_contract_departs_from_itself_nowhere_however_its_symbols_are_called() -> None:
     renamed = replace(VERIFY, outputs=tuple(replace(b, shape=tuple("?" for _ in b.shape)) for b in VERIFY.outputs))
     turned = replace(VERIFY, inputs=tuple(reversed(VERIFY.inputs)))

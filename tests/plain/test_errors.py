@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandemrt import SamplingParams, StructuredOutputs
-from tandemrt.engines.errors import QUOTED, BadRequest, clipped, quoted
+from tandemrt.engines.errors import QUOTED, BadRequest, clipped, named, quoted
 from tandemrt.engines.options import RuntimeOptions
 
 DIGITS = 10**5000  # Python refuses to spell it
@@ -50,6 +50,13 @@ def test_what_was_cut_off_shows() -> None:
     assert quoted("x" * 1000) == "'" + "x" * (QUOTED - 4) + "..."
     assert clipped("x" * QUOTED) == "x" * QUOTED
     assert clipped("x" * (QUOTED + 1)) == "x" * (QUOTED - 3) + "..."
+
+
+def test_an_error_is_named_by_its_kind_and_one_that_is_not_ours_is_cut() -> None:
+    assert named(KeyError("x" * 1000)) == "KeyError: '" + "x" * (QUOTED - 4) + "..."
+    assert named(ValueError("short")) == "ValueError: short"
+    ours = BadRequest("\n".join(["a line that says what to do"] * 20))  # quotes little by itself, and says much
+    assert named(ours) == f"BadRequest: {ours}"
 
 
 def refusal(ask: Callable[..., Any], **asked: Any) -> str:

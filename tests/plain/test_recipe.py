@@ -194,6 +194,10 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
     [
         ("[limits]\nlength = 32\nprefill_chunk = 33", "prefill_chunk must not exceed length; got 33 > 32. Lower"),
         (
+            '[limits]\nbatch = 2\nlength = 32\nprefill_chunk = 65\n[backend]\nname = "onnxruntime-cuda"',
+            "prefill_chunk must not exceed batch * length; got 65 > 64. Lower",
+        ),
+        (
             '[draft]\nkind = "ngram"\nwindow = 8\n[limits]\nlength = 8\nprefill_chunk = 8',
             "draft.window must be below limits.length; got 8 >= 8. Lower",
         ),

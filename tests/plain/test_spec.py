@@ -137,7 +137,14 @@ def test_a_yarn_factor_that_is_left_out_is_how_much_longer_the_model_has_become(
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"model_type": "qwen3"}, "with model_type 'qwen3'"),
         ({"architectures": None, "model_type": "mamba"}, "with model_type 'mamba'"),
-        ({"logit_softcapping": 30.0}, r"does not know the field\(s\) logit_softcapping"),
+        ({"logit_softcapping": 30.0}, r"does not know the field\(s\) 'logit_softcapping'"),
+        ({"use_mrope": True}, "use_mrope is True.*supported: False"),
+        ({"rope_interleaved": True}, "rope_interleaved is True"),
+        ({"use_sliding_window": True}, "use_sliding_window is True"),
+        ({"layer_types": ["sliding_attention"] * 32}, "layer_types should say full_attention for every layer"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads is"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}}, "auto_map names code of .*XForCausalLM"),
+        ({"auto_map": "x"}, "auto_map names code"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'.*supported: 'silu', 'swish'"),
         ({"pretraining_tp": 2}, "pretraining_tp is 2"),
@@ -231,3 +238,66 @@ def test_the_layers_that_have_a_window_are_those_of_transformers(architecture, f
     found = ModelSpec.from_hf({"architectures": [architecture], **config(architecture, layer_types=None), **fields})
     expected = tuple(kind == "sliding_attention" for kind in theirs.layer_types)
     assert (found.sliding_layers, found.sliding_window) == (expected, 512 if any(expected) else None)
+
+
+# Fields that published configs of these families have and that change nothing.
+PUBLISHED = [
+    {"unsloth_fixed": True, "unsloth_version": "2025.1.5"},
+    {"_attn_implementation_autoset": True},
+    {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"kv_cache_dtype": {}}},
+    {"use_mrope": False},
+    {"tokenizer_class": "PreTrainedTokenizerFast", "neftune_noise_alpha": 5, "torchscript": False},
+    {"max_length": 20, "temperature": 1.0, "top_k": 50, "do_sample": False, "pruned_heads": {}, "is_decoder": False},
+    {"auto_map": {"AutoTokenizer": ["tokenization_x.XTokenizer", None], "AutoConfig": "configuration_x.XConfig"}},
+    {"pard_token": 128255},
+    {"_model_name_or_path": "", "unk_token_id": 0},
+    {"use_sliding_window": False, "layer_types": ["full_attention"] * 32},
+]
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("fields", PUBLISHED, ids=lambda fields: next(iter(fields)))
+def test_published_fields_that_change_nothing_change_nothing(architecture, fields):
+    plain = config(architecture) | ({"sliding_window": None} if architecture == "MistralForCausalLM" else {})
+    assert ModelSpec.from_hf(plain | fields) == ModelSpec.from_hf(plain)
+
+
+def test_code_beside_a_checkpoint_is_no_other_model_if_its_class_has_the_familys_name():
+    code = {"auto_map": {"AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"}}
+    assert ModelSpec.from_hf(config(**code)) == ModelSpec.from_hf(config())
+
+
+def test_qwen2_may_say_that_it_has_biases_and_mistral_that_every_layer_slides():
+    assert ModelSpec.from_hf(config("Qwen2ForCausalLM", attention_bias=True)).qkv_bias
+    with pytest.raises(BadCheckpoint, match="attention_bias is False"):
+        ModelSpec.from_hf(config("Qwen2ForCausalLM", attention_bias=False))
+    sliding = {"sliding_window": 4096, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 32}
+    assert all(ModelSpec.from_hf(config("MistralForCausalLM", **sliding)).sliding_layers)
+    with pytest.raises(BadCheckpoint, match="layer_types should say sliding_attention for every layer"):
+        ModelSpec.from_hf(config("MistralForCausalLM", **sliding | {"layer_types": ["full_attention"] * 32}))
+
+
+def test_all_unknown_fields_are_named_at_once_and_accepted_by_name():
+    odd = {f"odd_{i}": i for i in range(300)}
+    with pytest.raises(BadCheckpoint) as refused:
+        ModelSpec.from_hf(config(**odd))
+    assert all(f"'{name}'" in str(refused.value) for name in odd)
+    assert "ignore_config_fields = [...]" in str(refused.value)
+    assert ModelSpec.from_hf(config(**odd), ignored=tuple(odd)) == ModelSpec.from_hf(config())
+
+
+@pytest.mark.parametrize("name", ["odd", "hidden_size", "unsloth_fixed"])
+def test_only_fields_that_are_there_and_unknown_can_be_ignored(name):
+    with pytest.raises(BadCheckpoint, match=f"ignore_config_fields names {name}.*take it out of the recipe"):
+        ModelSpec.from_hf(config(unsloth_fixed=True), ignored=(name,))
+
+
+def test_yarn_stretches_the_length_beyond_what_the_config_says():
+    """As the model cards of Qwen2.5 and Qwen3 tell people to write it."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    card = config("Qwen3ForCausalLM", max_position_embeddings=40960, rope_scaling=yarn)
+    del card["rope_parameters"]
+    assert ModelSpec.from_hf(card).max_length == 131072
+    assert ModelSpec.from_hf(card | {"max_position_embeddings": 262144}).max_length == 262144
+    del yarn["original_max_position_embeddings"]
+    assert ModelSpec.from_hf(card | {"max_position_embeddings": 32768, "rope_scaling": yarn}).max_length == 131072

@@ -14,7 +14,7 @@ import pytest
 
 from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
-from tandemrt.runtime.grammars import readings
+from tandemrt.runtime.grammars import structured
 from tandemrt.runtime.grammars.library import GrammarCache, GrammarLibrary
 from tests.plain.constraints import STOP, VOCABULARY, spell
 from tests.waiting import PATIENCE_S, eventually
@@ -511,8 +511,8 @@ def test_each_kind_has_an_engine_unless_a_request_names_one(library, asked, engi
 
 def test_a_schema_is_worked_out_once_however_often_it_is_asked_for(library, monkeypatch) -> None:
     grammars, read = library(), []
-    worked_out = readings.read
-    monkeypatch.setattr(readings, "read", lambda asked: read.append(asked) or worked_out(asked))
+    worked_out = structured.read
+    monkeypatch.setattr(structured, "read", lambda asked: read.append(asked) or worked_out(asked))
     for _ in range(3):
         assert takes(grammars.compile(StructuredOutputs(json=PERSON)).result(timeout=PATIENCE_S), '{"name": "x"}')
     assert len(read) == 1

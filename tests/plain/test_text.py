@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from tandemrt.engines.params import MOST_STOP_CHARACTERS, MOST_STOPS
 from tandemrt.runtime.requests.outputs import Speculation
+from tandemrt.runtime.requests.stops import ROOT, StopMatcher
 from tandemrt.runtime.requests.text import Transcript
 from tests.plain.requests import TOKENIZER
 
@@ -55,6 +57,26 @@ def test_the_text_ends_before_the_first_stop_string_and_no_piece_is_ever_taken_b
     assert "".join(pieces) == transcript.text
 
 
+def test_as_many_stop_strings_as_there_may_be_cost_a_step_or_two_per_character() -> None:
+    """Counted, not timed: each step looks a character up once, and once more for each failure link it follows."""
+    lookups = 0
+
+    class Counted(dict[str, int]):
+        def __contains__(self, key: object) -> bool:
+            nonlocal lookups
+            lookups += 1
+            return super().__contains__(key)
+
+    stops = ["ab" * 15 + chr(0x100 + i) for i in range(MOST_STOPS)]  # all but the last character fits, again and again
+    assert sum(map(len, stops)) <= MOST_STOP_CHARACTERS
+    matcher = StopMatcher(stops)
+    matcher._next = [Counted(each) for each in matcher._next]
+    node, text = ROOT, "ab" * 500 + "ba" * 500
+    for character in text:
+        node = matcher.step(node, character)
+    assert len(text) <= lookups <= 3 * len(text)
+
+
 def test_a_stop_string_that_straddles_tokens_is_found_and_its_last_token_is_the_last_one_counted() -> None:
     ids = TOKENIZER.encode("one END two").ids
     transcript = Transcript(TOKENIZER, ["END"])
@@ -91,6 +113,14 @@ def test_acceptance_counts_what_was_kept_and_never_the_token_verification_adds(k
     record.record(drafted=4, kept=kept, emitted=5)
     assert record.num_accepted_draft_tokens == max(0, kept - 1)
     assert record.mean_acceptance_length == max(1, kept)
+
+
+def test_the_acceptance_rate_is_of_what_was_drafted_and_not_of_what_a_window_could_hold() -> None:
+    record = Speculation(window=4)
+    record.record(drafted=2, kept=2, emitted=2)
+    record.record(drafted=1, kept=2, emitted=2)
+    assert (record.num_draft_tokens, record.num_accepted_draft_tokens) == (3, 2)
+    assert record.draft_acceptance_rate == record.to_json()["draft_acceptance_rate"] == 2 / 3
 
 
 def word_tokenizer(*words: str) -> Tokenizer:

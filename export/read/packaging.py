@@ -1,0 +1,43 @@
+"""Folders that hold a model in another form than a checkpoint of safetensors: say which, and what to do."""
+
+from pathlib import Path
+
+from tandemrt.engines.errors import BadCheckpoint
+
+# Patterns of files, what they are, what to do. The first that is there is what a folder without safetensors holds.
+_OTHERS = (
+    (
+        ("adapter_config.json", "adapter_model.*"),
+        "a LoRA adapter, which is no model of its own",
+        "merge it into its base model and save that: peft's merge_and_unload(), then save_pretrained()",
+    ),
+    (
+        ("*.gguf",),
+        "GGUF, the form of llama.cpp",
+        "take the original checkpoint, or convert it: transformers' from_pretrained(folder, gguf_file=...), then "
+        "save_pretrained()",
+    ),
+    (
+        ("consolidated*.safetensors", "consolidated*.pth", "params.json"),
+        "the original form of its makers (consolidated)",
+        "take the repository's files in transformers' form: config.json and model*.safetensors",
+    ),
+    (
+        ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth"),
+        "weights as PyTorch pickles",
+        "convert it: transformers' from_pretrained(folder), then save_pretrained(), which writes safetensors",
+    ),
+)
+
+
+def require_safetensors(folder: Path) -> None:
+    """Raise BadCheckpoint if ``folder`` holds a model, but not as config.json and model*.safetensors."""
+    if (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*")):
+        return
+    for patterns, what, advice in _OTHERS:
+        found = sorted(path.name for pattern in patterns for path in folder.glob(pattern))
+        if found:
+            raise BadCheckpoint(
+                f"{folder}: a checkpoint is config.json and model*.safetensors, this folder holds {what} ({found[0]}); "
+                f"{advice}"
+            )

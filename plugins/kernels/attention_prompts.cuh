@@ -1,0 +1,142 @@
+// Runs of prompts: their tokens are prepared for attention, then each run attends like a long window of one row.
+#pragma once
+
+#include "attention_block.cuh"
+
+// Where the runs of prompts lie among their tokens. In Operands, block_table and write_index are theirs, qkv begins
+// with the first prompt token, and query is how many there are.
+struct Runs {
+    const int* rows;    // [query]: run of each token; negative: padding
+    const int* starts;  // [runs + 1]
+
+    // Where a token of `run` stands in its text.
+    template <class T>
+    __device__ i64 position(const Operands<T>& x, int run, int token) const {
+        return x.write_index[run] + token - starts[run];
+    }
+};
+
+// What cuDNN asks of runs whose tokens have `width` elements, [3][runs + 1] unless null: new tokens of each run, all
+// tokens of its text, and where it begins in the queries. By the first block.
+__device__ inline void write_lengths(const int* starts, const i64* index, int runs, int width, int* lengths) {
+    if (!lengths || blockIdx.x) return;
+    for (int run = threadIdx.x; run <= runs; run += blockDim.x) {
+        int tokens = run < runs ? starts[run + 1] - starts[run] : 0;
+        lengths[run] = tokens;
+        lengths[runs + 1 + run] = run < runs ? static_cast<int>(index[run]) + tokens : 0;
+        lengths[2 * (runs + 1) + run] = starts[run] * width;
+    }
+}
+
+// Norm and rotary embedding of prompts: queries, times x.scale, to `queries` [x.query, heads, D], keys and values to the
+// cache. One warp per token and PREPARED heads, grid (ceil(x.query * ceil(all heads / PREPARED) / 4)).
+constexpr int PREPARED = 4;  // loaded together, so that none waits for another's place
+constexpr int CUDNN_KEYS = 128;  // of a tile: masked values of the last one are multiplied by 0, so none may be NaN
+
+// `clear`: entries behind a run, up to the end of a tile of CUDNN_KEYS positions, become 0. Nobody else's text is there.
+template <class T, int D>
+__device__ void prepare_all(const Operands<T>& x, Runs runs, bool clear, typename T::Element* queries) {
+    int all = x.heads + 2 * x.kv_heads, units = (all + PREPARED - 1) / PREPARED, lane = threadIdx.x % 32;
+    int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, token = warp / units, first = warp % units * PREPARED;
+    if (token >= x.query) return;
+    Head heads[PREPARED];
+#pragma unroll
+    for (int i = 0; i < PREPARED; ++i)
+        heads[i] = load_head<T, D>(x.qkv + (static_cast<i64>(token) * all + min(first + i, all - 1)) * D);
+    int run = runs.rows[token];
+    if (run < 0) return;
+    i64 position = runs.position(x, run, token);
+    if (position >= x.bounded(position + 1)) return;
+    i64 angle = position * (D / 2) + 2 * lane;
+    float2 cosine = lane < D / 4 ? T::load2(x.cosine + angle) : make_float2(0, 0);
+    float2 sine = lane < D / 4 ? T::load2(x.sine + angle) : make_float2(0, 0);
+    int block = x.block_of(run, position), end = static_cast<int>(position) + 1;
+    int cleared = clear && token == runs.starts[run + 1] - 1
+        ? x.bounded((end + CUDNN_KEYS - 1) / CUDNN_KEYS * CUDNN_KEYS) : end;
+#pragma unroll
+    for (int i = 0; i < PREPARED; ++i) {
+        int head = first + i;
+        if (head >= all) break;
+        Head made = heads[i];
+        bool is_query = head < x.heads, is_key = !is_query && head < x.heads + x.kv_heads;
+        const auto* weight = is_query ? x.q_norm : x.k_norm;
+        if ((is_query || is_key) && weight) {
+            Head scale = load_head<T, D>(weight);
+            float norm = norm_of<D>(made, x.epsilon);
+            made = {times(made.low, scale.low, norm), times(made.high, scale.high, norm)};
+        }
+        if (is_query || is_key) turn(made.low, made.high, cosine, sine);
+        if (is_query) {
+            float2 by = make_float2(x.scale, x.scale);
+            made = {times(made.low, by, 1), times(made.high, by, 1)};
+            store_head<T, D>(queries + (static_cast<i64>(token) * x.heads + head) * D, made);
+        } else {
+            auto* cache = is_key ? x.key_cache : x.value_cache;
+            int kv_head = (head - x.heads) % x.kv_heads;
+            store_head<T, D>(cache + x.entry(block, kv_head, static_cast<int>(position)) * D, made);
+            Head nothing = {make_float2(0, 0), make_float2(0, 0)};
+            for (int at = end; at < cleared; ++at)
+                store_head<T, D>(cache + x.entry(x.block_of(run, at), kv_head, at) * D, nothing);
+        }
+    }
+}
+
+// Queries that are prepared already, in units of log 2, where Operands has the projection: [query, heads, D].
+template <class T, int D>
+struct PreparedQueries {
+    __device__ void load(u32 (&q)[D / 16][4], const Operands<T>& x, int, int kv_head, int first) const {
+        int lane = threadIdx.x % 32, group = x.heads / x.kv_heads;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            int packed = first + lane / 4 + 8 * half, token = packed / group;
+            bool there = token < x.query;
+            int head = kv_head * group + packed % group;
+            const auto* from = x.qkv + (static_cast<i64>(there ? token : 0) * x.heads + head) * D + 2 * (lane % 4);
+#pragma unroll
+            for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = there ? two(from + 8 * c) : 0;
+        }
+    }
+    __device__ void prepare(u32 (&)[D / 16][4], const Operands<T>&, int, int) const {}
+};
+
+// Tile `number` of all runs that have tokens, a tile having `rows` rows: its run, or -1 behind the last one, and which
+// of the run's tiles it is. All threads of a warp ask together; each looks at one run at a time.
+struct RunTile {
+    int run, tile;
+};
+__device__ inline RunTile tile_of(const int* starts, int runs, int group, int rows, int number) {
+    int lane = threadIdx.x % 32, before = 0;
+    for (int base = 0; base < runs; base += 32) {
+        int run = base + lane, lines = run < runs ? (starts[run + 1] - starts[run]) * group : 0;
+        int up_to = (lines + rows - 1) / rows;
+        for (int distance = 1; distance < 32; distance *= 2) {
+            int other = __shfl_up_sync(0xffffffffu, up_to, distance);
+            if (lane >= distance) up_to += other;
+        }
+        u32 reached = __ballot_sync(0xffffffffu, before + up_to > number);
+        if (reached) {
+            int found = __ffs(reached) - 1;
+            // In reverse: those with the most keys start first.
+            return {base + found, before + __shfl_sync(0xffffffffu, up_to, found) - 1 - number};
+        }
+        before += __shfl_sync(0xffffffffu, up_to, 31);
+    }
+    return {-1, 0};
+}
+
+// Grid (splits * row tiles, kv_heads), with as many row tiles as the runs have at most. Keys and values are in the
+// cache; x.qkv has the prepared queries of all runs, x.block_table and x.write_index are those of the runs.
+template <class T, int D, int TILES>
+__device__ void attend_all(Operands<T> x, const int* starts, int runs, int splits, typename T::Element* mixed,
+                           Parts parts) {
+    int number = blockIdx.x / splits;
+    RunTile found = tile_of(starts, runs, x.heads / x.kv_heads, 16 * TILES, number);
+    if (found.run < 0) return;
+    i64 first = static_cast<i64>(starts[found.run]) * x.heads * D;
+    x.query = starts[found.run + 1] - starts[found.run];
+    x.qkv += first;
+    x.block_table += static_cast<i64>(found.run) * x.max_blocks;
+    x.write_index += found.run;
+    Tile at = {0, found.tile, number, static_cast<int>(gridDim.x) / splits};
+    attend<T, D, TILES>(x, PreparedQueries<T, D>{}, at, splits, false, mixed + first, parts);
+}

@@ -1,0 +1,156 @@
+"""Runs of prompts in ``window_attention`` on the GPU: prepared by a kernel, then attended to by cuDNN or another."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tandemrt.plugins.kernels import cudnn_attention
+from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Workspace
+from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
+from tandemrt.plugins.launch import Call, Context
+
+_HEADS_PER_WARP = 4  # PREPARED of attention_prompts.cuh
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The tensors of the runs of a call, checked. ``qkv`` and ``mixed`` begin with the first prompt token."""
+
+    qkv: torch.Tensor
+    key_cache: torch.Tensor
+    value_cache: torch.Tensor
+    rows: torch.Tensor
+    starts: torch.Tensor
+    index: torch.Tensor
+    table: torch.Tensor
+    cosine: torch.Tensor
+    sine: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    mixed: torch.Tensor
+
+    @property
+    def caches(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.key_cache, self.value_cache
+
+    def inputs(self, first: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """What a kernel reads, in its order; ``first``: the projection, or what was made of its queries."""
+        place = (self.rows, self.starts, self.index, self.table)
+        return (first, *self.caches, *place, self.cosine, self.sine, self.q_norm, self.k_norm)
+
+
+def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Workspace) -> tuple[Call, Call]:
+    """Bind what runs of prompts need, in order: prepare queries, write keys and values; then attend.
+
+    cuDNN attends where it serves (cudnn_attention.py), else our own kernel.
+    """
+    queries = workspace.queries(len(prompts.qkv), sizes.heads, prompts.key_cache.shape[-1], prompts.qkv.dtype)
+    module = context.module("attention")
+    positions = prompts.table.shape[1] * prompts.key_cache.shape[2]
+    attention: Call
+    if not cudnn_attention.serves(queries.dtype, queries.shape[-1], positions):
+        factor = 1.0 if queries.dtype == torch.float32 else sizes.scale * _LOG2_E
+        attention = RunAttention(prompts, queries, sizes, module, workspace)
+        return _Preparation(prompts, queries, sizes, module, factor=factor), attention
+    lengths = workspace.lengths(len(prompts.index))
+    attention = cudnn_attention.CudnnAttention(
+        queries,
+        *prompts.caches,
+        prompts.table,
+        cudnn_attention.RunLengths.of(lengths, len(prompts.index)),
+        prompts.mixed,
+        scale=sizes.scale,
+        sliding_window=sizes.sliding_window,
+        context=context,
+    )
+    return _Preparation(prompts, queries, sizes, module, factor=1.0, lengths=lengths), attention
+
+
+class _Preparation:
+    """``prepare_<dtype>_<D>``, bound. Queries are multiplied by ``factor``; ``lengths`` as in RunLengths, if wanted."""
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        queries: torch.Tensor,
+        sizes: Sizes,
+        module: KernelModule,
+        *,
+        factor: float,
+        lengths: torch.Tensor | None = None,
+    ) -> None:
+        tokens, head_dim = len(prompts.qkv), queries.shape[-1]
+        warps = tokens * -(-(sizes.heads + 2 * sizes.kv_heads) // _HEADS_PER_WARP)
+        floats = (np.float32(factor), np.float32(sizes.epsilon))
+        self._device = queries.device
+        self._launch = Launch(
+            module.kernel(f"prepare_{suffix(queries)}_{head_dim}"),
+            (-(-warps // WARPS), 1, 1),
+            BLOCK,
+            *prompts.inputs(prompts.qkv),
+            *_scalars(prompts, sizes),
+            np.int32(len(prompts.index)),
+            *floats,
+            queries,
+            *prompts.caches,
+            lengths,
+        )
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._launch.run(current_stream(self._device))
+
+
+class RunAttention:
+    """``attend_runs_<dtype>_<D>``, bound. Serves every dtype, head size and length of runs."""
+
+    def __init__(
+        self, prompts: Prompts, queries: torch.Tensor, sizes: Sizes, module: KernelModule, workspace: Workspace
+    ) -> None:
+        tokens, head_dim = len(prompts.qkv), queries.shape[-1]
+        kernel = f"attend_runs_{suffix(queries)}_{head_dim}"
+        inputs, scalars = prompts.inputs(queries), _scalars(prompts, sizes)
+        floats = (np.float32(sizes.scale), np.float32(sizes.epsilon))
+        outputs = (prompts.mixed, *prompts.caches)
+        self._device = queries.device
+        if queries.dtype == torch.float32:
+            grid = (-(-tokens * sizes.heads // WARPS), 1, 1)
+            self._launch = Launch(module.kernel(kernel), grid, BLOCK, *inputs, *scalars, *floats, *outputs)
+            return
+        plan = Plan.of_runs(
+            runs=len(prompts.index),
+            tokens=tokens,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_dim=head_dim,
+            capacity=prompts.table.shape[1] * prompts.key_cache.shape[2],
+            processors=torch.cuda.get_device_properties(queries.device).multi_processor_count,
+            clusters=module.architecture >= 90,
+        )
+        parts = workspace.parts(plan)
+        self._launch = Launch(
+            module.kernel(kernel, shared=plan.shared),
+            plan.grid,
+            BLOCK,
+            *inputs,
+            *scalars,
+            np.int32(len(prompts.index)),
+            np.int32(plan.splits),
+            *floats,
+            *outputs,
+            parts.sums,
+            parts.bounds,
+            parts.tickets,
+            shared=plan.shared,
+            cluster=plan.cluster,
+        )
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._launch.run(current_stream(self._device))
+
+
+def _scalars(prompts: Prompts, sizes: Sizes) -> tuple[np.int32, ...]:
+    return sizes.scalars(len(prompts.qkv), prompts.key_cache, prompts.table)

@@ -1,0 +1,89 @@
+"""A real model with its own tokenizer and chat template: what it says is what transformers says."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tandemrt import LLM, SamplingParams, StructuredOutputs
+from tools.real.demo import SCHEMA, SENTENCE
+
+CHATS = [
+    "Say hello.",
+    "What is the capital of France?",
+    "Write a haiku about rain.",
+    "Count from one to ten.",
+    "Repeat after me: red green blue red green blue red green blue.",
+    "Translate 'good morning' into Spanish.",
+    "What is 17 + 25?",
+    "Name three animals that live in the sea.",
+    "Why is the sky blue?",
+    "Give me a recipe for pancakes in three steps.",
+    "Write the Python function that adds two numbers.",
+    "Who wrote Hamlet?",
+    "Complete: The quick brown fox",
+    "Explain what a compiler does to a child.",
+    "List the days of the week.",
+    "Is a tomato a fruit?",
+    "Write a sentence with the words moon, river and stone.",
+    "What does HTTP stand for?",
+    "¿Cómo estás? 你好 😀",
+    "Summarise: Water boils at 100 degrees at sea level, and at less on a mountain, because the air is thinner there.",
+]
+TOKENS = 24
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture(scope="module")
+def llm(bundle: Path):
+    with LLM(bundle) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def answers(checkpoint: Path) -> list[list[int]]:
+    """What transformers generates greedily for CHATS."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    found = []
+    for text in CHATS:
+        prompt = tokenizer.apply_chat_template(
+            chat(text), add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        output = model.generate(**prompt, max_new_tokens=TOKENS, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+        found.append(output[0, prompt["input_ids"].shape[1] :].tolist())
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("window", [None, 0], ids=["speculation", "plain"])
+def test_greedy_answers_are_those_of_transformers(llm: LLM, answers: list[list[int]], window: int | None) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, window=window)
+    outputs = llm.generate([chat(text) for text in CHATS], params)
+    assert [output.token_ids for output in outputs] == answers
+
+
+def test_one_seed_is_one_text_with_speculation_and_without(llm: LLM) -> None:
+    for seed, text in enumerate(CHATS[:6]):
+        drafted, plain = (
+            llm.generate(
+                chat(text), SamplingParams(temperature=0.9, top_p=0.95, seed=seed, max_tokens=TOKENS, window=w)
+            )
+            for w in (None, 0)
+        )
+        assert drafted.token_ids == plain.token_ids
+
+
+def test_a_schema_holds_and_the_drafts_are_accepted(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=256, structured_outputs=StructuredOutputs(json=SCHEMA))
+    output = llm.generate(chat(SENTENCE), params)
+    jsonschema.validate(json.loads(output.text), SCHEMA)
+    assert output.finish_reason == "stop"
+    assert output.speculation.num_accepted_draft_tokens > 0
+    assert llm.generate(chat(SENTENCE), params.model_copy(update={"window": 0})).token_ids == output.token_ids
