@@ -376,6 +376,12 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
         ({**AB, "dependentRequired": {"a": ["b"]}}, [{"b": True}, {"a": 1, "b": True}], [{"a": 1}]),
         ({**AB, "dependentSchemas": {"a": B}}, [{"b": True}, {"a": 1, "b": True}], [{"a": 1}]),
         ({**AB, "unevaluatedProperties": False}, [{"a": 1}], [{"c": 1}]),
+        (
+            {**AB, "anyOf": [A, B], "dependentSchemas": {"a": {"properties": {"b": {"not": {}}}}}},
+            [{"a": 1}, {"b": True}],
+            [{}, {"a": 1, "b": True}],
+        ),
+        ({**AB, "anyOf": [A, B], "dependentRequired": {"b!-a": ["a"]}}, [{"b": True}], [{}]),
         # lists
         ({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}, [[], ["b", "a"]], [["a", "a"]]),
         ({"type": "array", "uniqueItems": True, "maxItems": 1}, [[], [3]], [[1, 1]]),

@@ -49,7 +49,7 @@ class Node:
 
     def made(self, schema: Schema, how: str, *, condition: bool = True) -> "Node":
         """A schema that follows from this one; ``how`` tells all that follow apart."""
-        return Node(schema, self.place, self.base, f"{self.name}!{how}", condition or self.condition)
+        return Node(schema, self.place, self.base, f"{self.name}!{_named(how)}", condition or self.condition)
 
     def without(self, *keywords: str) -> "Node":
         """What is left once ``keywords`` have been followed."""
@@ -71,6 +71,11 @@ class Node:
     @property
     def is_rest(self) -> bool:
         return "!-" in self.name
+
+    @property
+    def whole_name(self) -> str:
+        """The name before anything was followed: what is left of a schema has the same subschemas."""
+        return "!".join(part for part in self.name.split("!") if not part.startswith("-"))
 
 
 class Document:
@@ -107,7 +112,7 @@ class Document:
     def child(self, node: Node, schema: Schema, *path: str | int) -> Node:
         """The subschema of ``node`` at ``path``."""
         place = "/".join([node.place, *map(escaped, path)])
-        name = "/".join([node.name.split("!-")[0], *(_named(escaped(step)) for step in path)])
+        name = "/".join([node.whole_name, *(_named(escaped(step)) for step in path)])
         if place not in self._bases and isinstance(schema, dict) and "$id" in schema:
             raise Unheld(place, "a base of its own ($id) is not held here; leave it out")
         return Node(schema, place, self._bases.get(place, node.base), name, node.condition)
@@ -151,7 +156,7 @@ class Document:
 
     def holds(self, node: Node, value: Any) -> bool:
         """Whether ``value`` satisfies a node, by the jsonschema package."""
-        if self.dialect == "draft-04" and "!" in node.name.replace("!-", ""):  # made here, in a newer form
+        if self.dialect == "draft-04" and "!" in node.whole_name:  # made here, in a newer form
             raise Unheld(node.place, "values beside a condition are not held in draft-04; use a later one")
         if node.base not in self._validators:
             _, resource = self._resources[node.base]
