@@ -40,7 +40,7 @@ def judged(cases: Sequence[Case]) -> Counter[str]:
         walk = Walk(grammar.matcher(), schema, STOP)
         wrong = False
         for value, valid in case.instances:
-            taken = walk.takes(value)
+            taken = walk.takes(value, whole_numbers=valid)
             found["valid" if valid else "invalid"] += 1
             found["valid taken" if valid else "invalid taken"] += taken
             wrong |= taken and not valid

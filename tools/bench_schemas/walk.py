@@ -19,10 +19,14 @@ class Walk:
         self._stop = stop
         self._orders = list(_orders(schema))
         self._tries = _MOST_TRIES
+        self._whole_numbers = True
 
-    def takes(self, value: Any) -> bool:
-        """Whether the whole of ``value`` is taken; the matcher is as it was afterwards."""
-        self._tries = _MOST_TRIES
+    def takes(self, value: Any, *, whole_numbers: bool = True) -> bool:
+        """Whether the whole of ``value`` is taken; the matcher is as it was afterwards.
+
+        ``whole_numbers``: 1.0 may be written as 1, which some authors do not mean.
+        """
+        self._tries, self._whole_numbers = _MOST_TRIES, whole_numbers
         written = self._write(value)
         if written is None:
             return False
@@ -39,7 +43,7 @@ class Walk:
             return self._first(self._object(value, order) for order in self._orders_of(value))
         if isinstance(value, list):
             return self._parts([b"[", *_separated(value), b"]"])
-        return self._first(self._parts([spelling.encode()]) for spelling in _spellings(value))
+        return self._first(self._parts([spelling.encode()]) for spelling in _spellings(value, self._whole_numbers))
 
     def _first(self, tries: Iterator[int | None]) -> int | None:
         return next((written for written in tries if written is not None), None)
@@ -88,13 +92,17 @@ def _separated(values: list[Any]) -> list[Any]:
     return [part for index, value in enumerate(values) for part in ([b", "] if index else []) + [_Value(value)]]
 
 
-def _spellings(value: Any) -> list[str]:
+def _spellings(value: Any, whole_numbers: bool) -> list[str]:
     if isinstance(value, str):
         escaped = json.dumps(value)
         return [json.dumps(value, ensure_ascii=False), escaped] if _is_text(value) else [escaped]
     if isinstance(value, float):
         plain = format(Decimal(repr(value)), "f")
-        return list(dict.fromkeys([json.dumps(value), plain, *([str(int(value))] if value.is_integer() else [])]))
+        return list(
+            dict.fromkeys(
+                [json.dumps(value), plain, *([str(int(value))] if whole_numbers and value.is_integer() else [])]
+            )
+        )
     return [json.dumps(value)]
 
 
