@@ -24,6 +24,8 @@ def print_build(report: BuildReport) -> None:
     manifest = report.manifest
     console.print(_engines(manifest))
     console.print(_limits(manifest))
+    for note in report.notes:
+        console.print(escape(note))
     seconds = sum(step.seconds for step in report.steps)
     console.print(f"Bundle [bold]{escape(manifest.name)}[/bold] built in {seconds:.1f} s: {escape(str(report.folder))}")
 

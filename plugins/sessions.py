@@ -12,6 +12,8 @@ from tandemrt.plugins.tensors import torch
 if TYPE_CHECKING:
     import onnxruntime
 
+_NOTHING = torch.zeros(1, dtype=torch.int64)  # where an empty tensor lies: it has no address, and IO binding wants one
+
 
 def session_options(
     *, threads: int | None = None, entries: Mapping[str, str] | None = None
@@ -38,4 +40,5 @@ def dtype_name(tensor: torch.Tensor) -> str:
 def place(tensor: torch.Tensor) -> tuple[str, int, int, list[int], int]:
     """What IO binding wants to know of a tensor."""
     device = tensor.device
-    return device.type, device.index or 0, ONNX[dtype_name(tensor)], list(tensor.shape), tensor.data_ptr()
+    address = tensor.data_ptr() or _NOTHING.data_ptr()
+    return device.type, device.index or 0, ONNX[dtype_name(tensor)], list(tensor.shape), address

@@ -50,7 +50,13 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
         return KernelEngine.open(bundle, name, device)
     from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)
+    return OnnxRuntimeEngine.open(
+        bundle.path(name),
+        bundle.contract(name),
+        device=device,
+        threads=threads,
+        spinning=name not in HEADS,
+    )
 
 
 def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:

@@ -27,6 +27,16 @@ class Engine(Protocol):
         """
 
 
+def prompt_rows(engine: Engine) -> int:
+    """How many rows of a prompt's chunk a decoder is asked to score, though nobody reads their logits.
+
+    None on a CPU with a linear cache: such a graph may know a prompt by it (export/model/grouped_attention.py), and
+    computes no logits. Others are compiled for one row at least.
+    """
+    paged = any(binding.name == "block_table" for binding in engine.contract.inputs)
+    return int(paged or engine.device.type != "cpu")
+
+
 @runtime_checkable
 class AdvancingEngine(Engine, Protocol):
     """An engine of verification that can also move the slots on by what it emits."""

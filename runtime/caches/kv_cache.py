@@ -24,6 +24,8 @@ class Cache(Protocol):
 class Room(Protocol):
     """How the memory of the caches is shared out to slots."""
 
+    finds_answers: bool  # whether tokens that rounds have written are found again, too, or those of prompts alone
+
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
         """Make sure that ``slot`` can hold ``tokens`` tokens until it leaves. None if there is too little memory.
 
@@ -49,6 +51,8 @@ class BlockTable:
     block changes hands behind everything its last owner wrote, and who finds a known block reads it behind all that
     was written to it.
     """
+
+    finds_answers = True
 
     def __init__(self, slots: int, max_blocks: int, blocks: int, device: torch.device) -> None:
         self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)

@@ -24,7 +24,12 @@ class LinearRoom:
     A copy takes the time of reading memory where a prefill takes that of a model, and keeps the slots of running
     requests in front, where rounds are small. A free slot is a row of rounds, which write its first ``window`` + 1
     positions; those are set aside when a request leaves, so that its row stays known until another one takes it.
+
+    What rounds wrote is not found again: a CPU computes a token alone and among others with different last bits
+    (export/model/grouped_attention.py), and a text must not depend on what was found.
     """
+
+    finds_answers = False
 
     def __init__(self, window: int) -> None:
         self._aside = window + 1  # positions

@@ -80,7 +80,7 @@ class Slots:
 
     def know(self, running: Running, tokens: int) -> None:
         """Let others find the first ``tokens`` tokens of a text in the caches, in whole blocks; see Room.know."""
-        blocks = tokens // BLOCK_SIZE
+        blocks = (tokens if self._room.finds_answers else min(tokens, running.prefill_end)) // BLOCK_SIZE
         if running.hashes is not None and blocks > running.known:
             self._room.know(running.slot, running.hashes.first(running.tokens, blocks))
             running.known = blocks

@@ -43,16 +43,20 @@ def _run(loop: Loop, this: Round) -> None:
 
 
 def _run_prompts(loop: Loop) -> None:
-    """As many prompt tokens as a round takes, of all slots, so that engines grow and set up libraries now.
+    """Prompts in every number that calls have, and as many tokens as a round takes, so that engines grow and set up
+    libraries now.
 
     Slots without requests lie in the scratch block. Over a linear cache, prompts and windows are alike.
     """
     runs, budget, slots = loop.tandem.runs, loop.prompts.chunk, loop.slots.count
     if runs is None:
         return
-    each = -(-budget // slots)
-    chunks = plan([Chunk(slot, 0, each) for slot in range(slots)], budget)
-    this = Round({}, 0, 0, False, frozenset(), calls.packed(0, total(chunks), len(chunks)))
-    runs.write(chunks, {chunk.slot: [0] * each for chunk in chunks}, this.prompts)
-    loop.drafter.skip(this)
-    loop.tandem.score(this)
+    most = calls.largest_prompts(slots, budget).prompts
+    numbers = [min(1 << power, slots) for power in range(most.bit_length())]
+    for count, tokens in [*((count, count) for count in numbers), (slots, budget)]:
+        each = -(-tokens // count)
+        chunks = plan([Chunk(slot, 0, each) for slot in range(count)], tokens)
+        this = Round({}, 0, 0, False, frozenset(), calls.packed(0, total(chunks), len(chunks)))
+        runs.write(chunks, {chunk.slot: [0] * each for chunk in chunks}, this.prompts)
+        loop.drafter.skip(this)
+        loop.tandem.score(this)

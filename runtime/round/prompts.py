@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tandemrt.engines import calls
+from tandemrt.runtime.backends.base import prompt_rows
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.metrics import Metrics
@@ -70,7 +71,9 @@ class Prompts:
 
     def _prefill(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]]) -> None:
         """Run the calls over linear caches; slots stand where their chunks begin."""
-        for rectangle in rectangles(chunks):
+        # A prompt that asks for no row's logits is one row's (see prompt_rows).
+        target = self._tandem.engines["target"]
+        for rectangle in rectangles(chunks) if prompt_rows(target) else [(chunk,) for chunk in chunks]:
             slot, count = rectangle[0].slot, rectangle[0].tokens
             tokens = self._tandem.buffers.chunk.view(len(rectangle), count)
             upload([texts[each.slot][each.start : each.end] for each in rectangle], tokens)

@@ -6,7 +6,7 @@ from functools import cache, lru_cache
 from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.engines.contract import Contract
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine
+from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine, prompt_rows
 from tandemrt.runtime.caches.kv_cache import Cache, windows
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
@@ -188,16 +188,16 @@ def prefill_call(
 ) -> Call:
     """Bind a call over a linear cache: ``tokens`` [slots, tokens] of prompts go behind ``length`` [slots] others.
 
-    Its logits are not read, so they go where those of a round go.
+    Its logits, if any, are not read, so they go where those of a round go.
     """
-    rows = len(tokens)
+    slots, rows = len(tokens), prompt_rows(engine)
     return engine.bind(
         {
             "token_ids": tokens,
             "write_index": length,
-            "score_rows": torch.zeros(rows, 1, dtype=torch.int64, device=engine.device),
-            "logits": logits.view(rows, 1, logits_width(engine.contract)),
-            **kv.rows(slot, rows),
+            "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=engine.device),
+            "logits": logits.view(slots, rows, logits_width(engine.contract)),
+            **kv.rows(slot, slots),
         }
     )
 

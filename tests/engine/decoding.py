@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 VOCAB, CAPACITY = 61, 40
 DIMS = {
     "vocab_size": VOCAB,
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 80,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -60,7 +60,7 @@ CONFIGS = {
     "qwen3 tied with yarn": lambda: Qwen3Config(
         **DIMS, head_dim=16, tie_word_embeddings=True, rope_parameters=YARN, attention_bias=True, rms_norm_eps=0.05
     ),
-    "mistral": lambda: MistralConfig(**DIMS, sliding_window=None, head_dim=20),
+    "mistral": lambda: MistralConfig(**DIMS, sliding_window=None, head_dim=32),
     "mistral tied": lambda: MistralConfig(**DIMS, sliding_window=CAPACITY, head_dim=None, tie_word_embeddings=True),
 }
 

@@ -113,7 +113,8 @@ def test_a_conversation_that_goes_on_finds_its_own_answers(llm: LLM, forgetful: 
     assert sum(llm.metrics.accepted) < llm.metrics.drafted
     prompt = [*SHARED, *first.token_ids, 5, 6, 7]
     second = llm.generate(prompt, asked())
-    assert second.num_cached_tokens == 192
+    paged = isinstance(llm.loop.room, BlockTable)  # a CPU's linear cache finds prompts alone (LinearRoom)
+    assert second.num_cached_tokens == (192 if paged else 128)
     assert told(second) == told(forgetful.generate(prompt, asked()))
 
 

@@ -25,6 +25,8 @@ SLOTS, LIMIT = 2, 3
 class Turnstile:
     """Room for the next ``count`` requests that ask (None: for all); notes for how many tokens they ask."""
 
+    finds_answers = True
+
     def __init__(self, count: int | None = None) -> None:
         self.count = count
         self.asked: list[int] = []

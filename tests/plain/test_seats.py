@@ -39,6 +39,10 @@ class Fragile:
         self.inner = inner
         self._faults = faults  # who is to raise, and when
 
+    @property
+    def finds_answers(self) -> bool:
+        return bool(self.inner.finds_answers)
+
     def join(self, running: Running) -> None:
         self._break("before it joined")
         self.inner.join(running)
@@ -67,7 +71,7 @@ class SeatsModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         dtype = torch.float32
-        buffers = RoundBuffers(slots=SLOTS, window=WINDOW, vocab=256, length=400, dtype=dtype, device=CPU)
+        buffers = RoundBuffers(slots=SLOTS, window=WINDOW, vocab=256, length=400, chunk=64, dtype=dtype, device=CPU)
         self.table = BlockTable(SLOTS, BLOCKS - 1, BLOCKS, CPU)
         self.state = SlotState(SLOTS, CPU)
         self.scheduler = Scheduler(SLOTS, 1)
