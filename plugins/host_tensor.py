@@ -117,8 +117,9 @@ class HostTensor:
         """The same memory in ``shape``, or as elements of another dtype."""
         if len(shape) == 1 and isinstance(shape[0], str):
             return HostTensor(self._array.view(HostDtype(shape[0]).numpy))
-        found = self._array.view()
-        found.shape = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        found = self._array.reshape(shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape)
+        if not np.may_share_memory(found, self._array) and found.size:
+            raise ValueError(f"view: {self.shape} does not lie in memory as {shape} would")
         return HostTensor(found)
 
     def reshape(self, *shape: int) -> "HostTensor":

@@ -105,8 +105,8 @@ def windows(contract: Contract, tokens: torch.Tensor, score_rows: torch.Tensor) 
     if not is_paged(contract):
         return {"token_ids": tokens, "score_rows": score_rows}
     batch, query = tokens.shape
-    first = query * torch.arange(batch, device=score_rows.device)
-    return {"token_ids": tokens.reshape(-1), "score_rows": score_rows + first[:, None]}
+    first = score_rows.new_tensor([[query * row] for row in range(batch)])
+    return {"token_ids": tokens.reshape(-1), "score_rows": score_rows + first}
 
 
 def no_prompts(table: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -544,3 +544,12 @@ def test_what_is_checked_in_the_end_is_held_as_far_as_it_can_be(schema, taken, r
     grammar = compiler().compile("json", json.dumps(loosened(schema)), any_whitespace=False)
     assert takes(grammar, taken)
     assert not takes(grammar, refused)
+
+
+def test_a_pattern_is_not_tried_on_a_long_given_text() -> None:
+    """It could take for ever, and hold the interpreter meanwhile."""
+    stuck = {"enum": ["a" * 40 + "!"], "not": {"pattern": "^(a+)+$"}}
+    with pytest.raises(BadRequest, match="a pattern is not tried on a given text of more than 16 characters"):
+        enforceable(stuck)
+    assert loosened(stuck)
+    assert enforceable({"enum": ["abc", "bcd"], "pattern": "^a"})

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -18,6 +19,8 @@ from tandemrt.runtime.grammars.schema.dialect import (
     validator_of,
 )
 
+TRIED = 16  # characters of a given text that patterns are tried on
+_PATTERNS = frozenset({"pattern", "patternProperties"})
 _ONE = ("items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _ONE_MORE = ("unevaluatedItems", "unevaluatedProperties")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -155,7 +158,12 @@ class Document:
         return self._dynamic.get(urldefrag(reference)[1], 0) <= 1 and not self.several
 
     def holds(self, node: Node, value: Any) -> bool:
-        """Whether ``value`` satisfies a node, by the jsonschema package."""
+        """Whether ``value`` satisfies a node, by the jsonschema package.
+
+        Raises Unheld for what might take for ever: Python's patterns can, on a long text.
+        """
+        if _longest_text(value) > TRIED and self._may_try_patterns(node.schema):
+            raise Unheld(node.place, f"a pattern is not tried on a given text of more than {TRIED} characters")
         if self.dialect == "draft-04" and "!" in node.whole_name:  # made here, in a newer form
             raise Unheld(node.place, "values beside a condition are not held in draft-04; use a later one")
         if node.base not in self._validators:
@@ -167,6 +175,15 @@ class Document:
             return bool(self._validators[node.base].evolve(schema=node.schema).is_valid(value))
         except (referencing.exceptions.Unresolvable, RecursionError):
             raise Unheld(node.place, "its values cannot be checked; simplify its references") from None
+
+    def _may_try_patterns(self, schema: Any) -> bool:
+        words = set(_words(schema))
+        refers = not words.isdisjoint({"$ref", "$dynamicRef", "$recursiveRef"})
+        return not words.isdisjoint(_PATTERNS) or (refers and self._has_patterns)
+
+    @cached_property
+    def _has_patterns(self) -> bool:
+        return any(not _PATTERNS.isdisjoint(_words(resource)) for _, resource in self._resources.values())
 
     def _read(self, schema: Any, place: str, base: str) -> None:
         """Note the base of a schema and of all within, and the anchors."""
@@ -209,3 +226,22 @@ def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...],
             yield from (((key, index), child) for index, child in enumerate(value))
         elif key in _ONE + _ONE_MORE:
             yield (key,), value
+
+
+def _words(value: Any) -> Iterator[str]:
+    """The keys of all objects within ``value``."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _words(each)
+
+
+def _longest_text(value: Any) -> int:
+    """The length of the longest string within ``value``, keys of objects included."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return max((_longest_text(each) for pair in value.items() for each in pair), default=0)
+    return max(map(_longest_text, value), default=0) if isinstance(value, list) else 0

@@ -126,8 +126,16 @@ class Expander:
                     raise Unheld(f"{node.place}/{keyword}", rule)
 
     def _literals(self, conj: Conj, values: list[Any], place: str) -> list[Shape]:
-        fitting = [value for value in values if all(self.document.holds(node, value) for node in conj.nodes)]
+        fitting = [value for value in values if all(self._holds(node, value) for node in conj.nodes)]
         return plain(Literals(fitting), self, place) if fitting else []
+
+    def _holds(self, node: Node, value: Any) -> bool:
+        try:
+            return self.document.holds(node, value)
+        except Unheld:
+            if not self.loose:
+                raise
+            return True  # the finished text is checked
 
     def _choice(self, node: Node) -> tuple[str, ...]:
         """The keywords of the first choice that a node leaves."""
