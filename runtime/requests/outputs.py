@@ -75,6 +75,7 @@ class RequestOutput:
     stop_reason: str | int | None  # the stop string or stop token that ended the text
     seed: int
     speculation: Speculation
+    reasoning_tokens: int = 0  # of token_ids, markers not counted
     forced_ends: int = 0  # how often a thinking budget closed the reasoning
     error: str | None = None
 

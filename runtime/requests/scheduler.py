@@ -146,6 +146,11 @@ class Scheduler:
             self._taken.pop(slot, None)
 
     @property
+    def closed(self) -> bool:
+        """Whether no request is taken any more: it was closed, or the loop has died."""
+        return self._closed
+
+    @property
     def waiting(self) -> int:
         """Requests in the queue."""
         return len(self._waiting)
