@@ -1,5 +1,6 @@
 """The command that serves bundles over HTTP."""
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -41,5 +42,5 @@ def serve(
     def ready(address: str) -> None:
         console.print(f"serving {', '.join(folders)} at {address}", soft_wrap=True, highlight=False)
 
-    with opened(folders, options) as models:
+    with suppress(KeyboardInterrupt), opened(folders, options) as models:
         Server(models, Door(host, port, api_key, max_body, grace), ready).run()
