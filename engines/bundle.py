@@ -98,7 +98,7 @@ class Bundle:
 
     @property
     def tokenizer_dir(self) -> Path:
-        """A folder that ``transformers.AutoTokenizer.from_pretrained`` loads."""
+        """The folder of tokenizer.json and what belongs to it; transformers opens it as well."""
         return self.folder / TOKENIZER
 
     @property

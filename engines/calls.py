@@ -7,6 +7,8 @@ check`` derive from it. Sizes are named by the symbols of engines/contract.py.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from tandemrt.engines.contract import CacheKind
+
 Sizes = Mapping[str, int]  # symbol -> size
 
 
@@ -28,6 +30,18 @@ class Shape(NamedTuple):
     window: int
 
 
+class Packed(NamedTuple):
+    """What a packed call has beside windows: tokens of prompts, padding included, and runs of them."""
+
+    prompt_tokens: int
+    prompts: int
+
+
+NO_PROMPTS = Packed(0, 0)
+TILE = 128  # rows that a product computes at a time on a GPU: a call of one more token costs as much as one of all
+_LEAST = 16  # tokens of a packed call
+
+
 def capacity(length: int, window: int) -> int:
     """Tokens of a cache row for a text of ``length`` tokens, prompt included.
 
@@ -35,6 +49,11 @@ def capacity(length: int, window: int) -> int:
     seen its end.
     """
     return length + window + 1
+
+
+def longest_chunk(batch: int, length: int, cache: CacheKind) -> int:
+    """The most prompt tokens that a round may take: over a paged cache, prompts of all slots are one call."""
+    return length if cache == "linear" else batch * length
 
 
 def bucket(rows: int, slots: int) -> int:
@@ -64,6 +83,39 @@ def rounds(slots: int, window_of: Callable[[int], int]) -> list[Shape]:
     ]
 
 
+def packed(windows: int, tokens: int, runs: int) -> Packed:
+    """The packed call that has room for ``tokens`` of ``runs`` prompts beside ``windows`` tokens of windows.
+
+    Few sizes, so that each is bound once: the call has a power of two of tokens, or, from TILE on, a multiple of it.
+    """
+    if not tokens:
+        return NO_PROMPTS
+    return Packed(_whole(windows + tokens) - windows, 1 << (runs - 1).bit_length())
+
+
+def largest_prompts(batch: int, chunk: int) -> Packed:
+    """What ``packed`` has at most, for ``chunk`` prompt tokens of ``batch`` prompts."""
+    return Packed(max(chunk, TILE) + TILE, 1 << (batch - 1).bit_length())
+
+
+def most_query(window: int) -> int:
+    """The most new tokens per row of a round's calls: a draft model's first run of a round has two."""
+    return max(2, window + 1)
+
+
+def unpadded(windows: int, most: int) -> int:
+    """The largest number of prompt tokens up to ``most`` that leaves no padding in a packed call beside ``windows``.
+
+    ``most`` itself, where more than half of it would be lost.
+    """
+    fitting = (windows + most) // TILE * TILE - windows
+    return fitting if 2 * fitting >= most else most
+
+
+def _whole(tokens: int) -> int:
+    return max(_LEAST, 1 << (tokens - 1).bit_length()) if tokens <= TILE else -(-tokens // TILE) * TILE
+
+
 def drafted(window: int) -> tuple[int, ...]:
     """The numbers of drafted tokens that differ in kind: none, and a whole window."""
     return tuple(dict.fromkeys((0, window)))
@@ -84,11 +136,11 @@ def decoder_uses(batch: int, window: int, chunk: int) -> dict[str, Use]:
 def largest_calls(batch: int, window: int, chunk: int) -> tuple[Sizes, ...]:
     """The largest calls of a target or draft model: a window of every slot, and a chunk of one prompt.
 
-    A window has two tokens at least, as a draft model's first run of a round has. A packed call may have both.
+    A packed call has both, and padding.
     """
-    query = max(2, window + 1)
+    query = most_query(window)
     return (
-        {"batch": batch, "query": query, "rows": query, "tokens": batch * query + chunk},
+        {"batch": batch, "query": query, "rows": query, "tokens": _whole(batch * query + chunk)},
         {"batch": 1, "query": chunk, "rows": 1, "tokens": chunk},
     )
 
@@ -114,4 +166,6 @@ def outermost(engine: str, batch: int, window: int, chunk: int) -> list[Sizes]:
             found += [{"batch": size, "window": k, "window+1": k + 1} for k in drafted(window)]
     if engine in ("target", "draft"):
         found += [{"batch": 1, "query": query, "rows": 1} for query in dict.fromkeys((1, chunk))]
+        if batch > 1:  # prompts of slots side by side
+            found.append({"batch": batch, "query": max(1, chunk // batch), "rows": 1})
     return found

@@ -2,6 +2,7 @@
 
 ONNX = {
     "float32": 1,
+    "uint8": 2,
     "int32": 6,
     "int64": 7,
     "bool": 9,
@@ -9,7 +10,7 @@ ONNX = {
     "uint32": 12,
     "bfloat16": 16,
 }  # TensorProto.DataType, which onnx-ir and onnxruntime's IO binding use too
-BYTES = {"float32": 4, "int32": 4, "int64": 8, "bool": 1, "float16": 2, "uint32": 4, "bfloat16": 2}
+BYTES = {"float32": 4, "uint8": 1, "int32": 4, "int64": 8, "bool": 1, "float16": 2, "uint32": 4, "bfloat16": 2}
 TENSORRT = {
     "float32": "FLOAT",
     "float16": "HALF",
@@ -21,6 +22,7 @@ TENSORRT = {
 # Of a kernel's name, by the dtype it computes in.
 KERNEL_SUFFIX = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 COMPUTE = ("float32", "float16", "bfloat16")  # what a decoder may compute in
+QUANTIZED = {"int8": "float32"}  # what the weights of a decoder may be held in, and what it then computes in
 HALF = ("float16", "bfloat16")
 
 

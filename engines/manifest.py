@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from tandemrt.engines.calls import capacity
+from tandemrt.engines.calls import capacity, longest_chunk
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.decoder import Decoder
 from tandemrt.engines.errors import BadBundle, clipped, quoted
@@ -49,8 +49,9 @@ class Limits(Record):
             raise refuse(
                 f"capacity must be at least length + window + 1 = {quoted(needed)}; got {quoted(self.capacity)}"
             )
-        if self.prefill_chunk > self.length:
-            rule = f"prefill_chunk must be at most length, {quoted(self.length)}"
+        most = longest_chunk(self.batch, self.length, "linear" if self.cache_blocks is None else "paged")
+        if self.prefill_chunk > most:
+            rule = f"prefill_chunk must be at most {quoted(most)}, the longest of all prompts in one round"
             raise refuse(f"{rule}; got {quoted(self.prefill_chunk)}")
         row = blocks_of(self.capacity)
         if self.cache_blocks is not None and self.cache_blocks < row:
@@ -188,8 +189,12 @@ class Manifest(Record):
 
     def to_json(self) -> str:
         """Return the text of ``bundle.json``: this manifest and a digest of it, so that no value changes unseen."""
-        data = self.model_dump(mode="json")
-        return json.dumps({**data, DIGEST: _digest(data)}, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps({**self.model_dump(mode="json"), DIGEST: self.digest}, indent=2, ensure_ascii=False) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that the manifest says: bundles with different digests may hold different weights."""
+        return _digest(self.model_dump(mode="json"))
 
     @model_validator(mode="after")
     def _agree(self) -> "Manifest":

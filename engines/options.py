@@ -12,6 +12,8 @@ from typing import Annotated, Any, Protocol, TypedDict, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from tandemrt.engines.calls import capacity
+from tandemrt.engines.contract import BLOCK_SIZE, blocks_of
 from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.manifest import Limits
 from tandemrt.engines.validation import Section, explain, refuse
@@ -96,6 +98,12 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _prefill_chunk(value: int) -> int:
+    if value < 1:
+        raise refuse(f"at least one prompt token must go in per round, received {quoted(value)}")
+    return value
+
+
 def _cache_tokens(value: int) -> int:
     if value < 1:
         raise refuse(f"a cache must hold at least one token, received {quoted(value)}")
@@ -134,8 +142,17 @@ class RuntimeOptions(Section):
     )
     cache_tokens: Annotated[int, BeforeValidator(_whole), AfterValidator(_cache_tokens)] | None = Field(
         default=None,
-        description="tokens that a paged cache holds for all requests together; a request waits for room for its "
-        "prompt and max_tokens; default: the bundle's",
+        description="tokens that a paged cache holds for all requests together, at least one of the bundle's length; "
+        "where they run out, the youngest request waits and goes on later; default: the bundle's",
+    )
+    prefix_caching: bool = Field(
+        default=True,
+        description="reuse what the caches hold of texts that begin alike, in blocks of 64 tokens",
+    )
+    prefill_chunk: Annotated[int, BeforeValidator(_whole), AfterValidator(_prefill_chunk)] | None = Field(
+        default=None,
+        description="prompt tokens per round while requests decode, at most the bundle's (the default): fewer shorten "
+        "the gaps between their tokens, and new requests wait longer for their first",
     )
     cuda_graphs: bool = Field(
         default=True,
@@ -162,10 +179,22 @@ class RuntimeOptions(Section):
         """Raise BadRequest unless a bundle of these ``limits`` can be opened so; its engines need not be there."""
         if self.window is not None and (problem := window_problem(self.window, limits.window)):
             raise BadRequest(f"window: {problem}")
+        if self.prefill_chunk is not None and self.prefill_chunk > limits.prefill_chunk:
+            raise BadRequest(
+                f"prefill_chunk: the bundle was built for at most {limits.prefill_chunk} prompt tokens per round, "
+                f"received {quoted(self.prefill_chunk)}; ask for fewer or build it with a larger limits.prefill_chunk"
+            )
         if self.cache_tokens is not None and limits.cache_blocks is None:
             raise BadRequest(
                 f"cache_tokens: this bundle's cache is linear, a row of {limits.capacity} tokens for each of "
                 f"{limits.batch} slots, received {quoted(self.cache_tokens)}; leave it out"
+            )
+        needed = capacity(limits.length, limits.window if self.largest_window is None else self.largest_window)
+        if self.cache_tokens is not None and blocks_of(self.cache_tokens) < blocks_of(needed):
+            raise BadRequest(
+                f"cache_tokens: must hold one request of the bundle's length {limits.length} and its last window, "
+                f"{needed} tokens in blocks of {BLOCK_SIZE}, received {quoted(self.cache_tokens)}; give at least "
+                f"{blocks_of(needed) * BLOCK_SIZE}, or build the bundle with a smaller limits.length"
             )
 
     @property
@@ -197,6 +226,8 @@ class ServedOptions(TypedDict, total=False):
     queue_limit: int
     grammar_timeout_s: float
     cache_tokens: int | None
+    prefix_caching: bool
+    prefill_chunk: int | None
     cuda_graphs: bool
     profile: bool
 

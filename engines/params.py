@@ -90,6 +90,8 @@ class SamplingParams(Section):
     thinking_token_budget: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None  # -1 and None: no budget
     structured_outputs: Annotated["StructuredOutputs | None", BeforeValidator(_validated_anew)] = None
 
+    cache_salt: Text | None = None  # only requests with the same salt reuse each other's keys and values
+
     rule: Literal["coupled", "rejection"] = "coupled"
     window: Count | None = None  # drafted tokens per round, at most the engine's; 0 switches speculation off
     timeout_s: Number | None = Field(None, gt=0.0, allow_inf_nan=False)  # from the call to the last token

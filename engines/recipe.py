@@ -20,8 +20,9 @@ from pydantic import (
     model_validator,
 )
 
-from tandemrt.engines.calls import capacity
+from tandemrt.engines.calls import capacity, longest_chunk
 from tandemrt.engines.contract import CacheKind, blocks_of
+from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabilities
@@ -31,7 +32,7 @@ INCLUDED = Path(__file__).resolve().parent / "recipes"
 PLANNED = {("draft", "kind"): ("eagle3", "mtp")}
 KINDS = ("model", "ngram", "none", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
-Dtype = Literal["float32", "float16", "bfloat16"]
+Dtype = Literal["float32", "float16", "bfloat16", "int8"]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Window = Annotated[int, Field(ge=1, le=16)]
@@ -102,22 +103,16 @@ class Reasoning(Section):
 
 
 class RecipeLimits(Section):
-    """``batch`` slots, ``length`` tokens of prompt plus output, ``prefill_chunk`` prompt tokens per call.
+    """``batch`` slots, ``length`` tokens of prompt plus output, ``prefill_chunk`` prompt tokens per round.
 
+    ``prefill_chunk`` None takes what suits the backend, see Recipe.prefill_chunk.
     ``cache_tokens``: what a paged cache holds for all slots together; None leaves room for the full length of each.
     """
 
     batch: Annotated[int, Field(ge=1)] = 8
     length: Annotated[int, Field(ge=2)] = 2048
-    prefill_chunk: Annotated[int, Field(ge=1)] = 64
+    prefill_chunk: Annotated[int, Field(ge=1)] | None = None
     cache_tokens: Annotated[int, Field(ge=1)] | None = None
-
-    @model_validator(mode="after")
-    def _chunk_fits(self) -> "RecipeLimits":
-        if self.prefill_chunk > self.length:
-            values = f"{quoted(self.prefill_chunk)} > {quoted(self.length)}"
-            raise refuse(f"prefill_chunk must not exceed length; got {values}. Lower prefill_chunk or raise length")
-        return self
 
 
 class OnnxRuntimeCpu(Section):
@@ -220,6 +215,18 @@ class Recipe(Section):
         return self.backend.cache if isinstance(self.backend, OnnxRuntimeCuda) else "linear"
 
     @property
+    def prefill_chunk(self) -> int:
+        """Prompt tokens per round: the recipe's, else what suits the backend.
+
+        A CPU computes a token about as fast in a call of 256 as in a longer one, which others only wait for longer. On
+        a GPU a call of 2,048 is bound by its products. A call over a linear cache has few prompts at a time.
+        """
+        if self.limits.prefill_chunk is not None:
+            return self.limits.prefill_chunk
+        default = 2048 if self.cache == "paged" else 512 if self.backend.name == "onnxruntime-cuda" else 256
+        return min(default, longest_chunk(self.limits.batch, self.limits.length, self.cache))
+
+    @property
     def kernel_capabilities(self) -> tuple[str, ...]:
         """Compute capabilities that the recipe wants kernels for; none where they follow from the engines."""
         return self.backend.compute_capabilities if isinstance(self.backend, OnnxRuntimeCuda) else ()
@@ -237,6 +244,13 @@ class Recipe(Section):
         if self.draft.window >= self.limits.length:
             values = f"{quoted(self.draft.window)} >= {quoted(self.limits.length)}"
             raise refuse(f"draft.window must be below limits.length; got {values}. Lower one or raise the other")
+        most = longest_chunk(self.limits.batch, self.limits.length, self.cache)
+        if self.prefill_chunk > most:
+            whose = "length" if self.cache == "linear" else "batch * length"
+            values = f"{quoted(self.prefill_chunk)} > {quoted(most)}"
+            raise refuse(
+                f"limits.prefill_chunk must not exceed {whose}; got {values}. Lower prefill_chunk or raise length"
+            )
         tokens = self.limits.cache_tokens
         if tokens is not None and self.cache == "linear":
             rule = "limits.cache_tokens needs backend.name 'onnxruntime-cuda' with cache = 'paged'"
@@ -244,10 +258,15 @@ class Recipe(Section):
         if tokens is not None and tokens < self.capacity:
             rule = f"limits.cache_tokens must hold one request: length + window + 1 = {quoted(self.capacity)}"
             raise refuse(f"{rule}; got {quoted(tokens)}. Raise it or lower limits.length")
+        if self.backend.name != "onnxruntime-cpu" and QUANTIZED.keys() & {self.target.dtype, self.draft_dtype}:
+            raise refuse(
+                "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu', which alone has "
+                f"products with 8-bit weights; got 'int8' for {self.backend.name!r}. Choose another dtype or backend"
+            )
         if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
             raise refuse(
-                "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu', whose kernels cannot run "
-                "bfloat16; got 'bfloat16'. Choose another dtype or another backend"
+                "dtype must be float32, float16 or int8 when backend.name is 'onnxruntime-cpu', whose kernels cannot "
+                "run bfloat16; got 'bfloat16'. Choose another dtype or another backend"
             )
         if isinstance(self.backend, TensorRt | TensorRtRtx) and "float32" in (self.target.dtype, self.draft_dtype):
             raise refuse(

@@ -1,58 +1,91 @@
-"""Opening the tokenizer of a bundle, for the build that makes sure of it and for the runtime that uses it.
+"""The tokenizer of a bundle, read from its files: the same tokens and prompts as transformers gives, without it.
 
 The same prompt must always be the same tokens, so what draws lots in a tokenizer is refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
-from tandemrt.engines.errors import BadBundle, TandemError, clipped
+from tandemrt.engines.chat_template import ChatTemplate, chance_in_template
+from tandemrt.engines.errors import BadBundle, BadRequest, TandemError, clipped, quoted
 from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
 
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-def open_tokenizer(load: Callable[..., Any], folder: Path, vocab_size: int) -> tuple[Any, Vocabulary]:
+
+class Tokenizer:
+    """Texts and chat messages to token ids, and back. Threads may share it.
+
+    ``backend`` is the tokenizer of the library ``tokenizers``; ``special_tokens`` are those with a name of their own
+    (``eos_token`` ...); ``chat_templates`` are the sources of the chat templates by name, ``default`` is the one used.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        special_tokens: Mapping[str, str] | None = None,
+        templates: Mapping[str, str] | None = None,
+    ) -> None:
+        self.backend = backend
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_templates = dict(templates or {})
+        self._chat = {name: ChatTemplate(source, self.special_tokens) for name, source in self.chat_templates.items()}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of ``text``, with the tokens that begin or end a text unless ``add_special_tokens`` is False."""
+        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ``ids``."""
+        return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of one token, None if there is no such token."""
+        found: int | None = self.backend.token_to_id(token)
+        return found
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """The prompt that asks for an answer to ``messages``. Raises BadRequest, or what the template raises.
+
+        ``tools`` describe functions to call; a template named tool_use comes first then.
+        """
+        if not messages:
+            raise BadRequest("prompt: must hold at least one message, received []")
+        if "default" not in self._chat:
+            raise BadRequest(f"prompt: needs a chat template named default, there are {quoted(sorted(self._chat))}")
+        name = "tool_use" if tools and "tool_use" in self._chat else "default"
+        return self._chat[name].render(messages, tools=tools)
+
+
+def open_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, Vocabulary]:
     """Return the tokenizer in ``folder`` and its vocabulary, for logits of width ``vocab_size``.
 
-    ``load`` is ``transformers.AutoTokenizer.from_pretrained``, which this folder does not import. Raises BadBundle for
-    a tokenizer that cannot be opened, does not work or does not fit.
+    Raises BadBundle for a tokenizer that cannot be opened, does not work or does not fit.
     """
     try:
-        tokenizer = load(folder, local_files_only=True, trust_remote_code=False)
-        _require_function(tokenizer)
-        _try_out(tokenizer)
-        return tokenizer, vocabulary_from_tokenizer(tokenizer, vocab_size)
+        tokenizer = _read(folder)
+        require_function(tokenizer)
+        tokenizer.decode(tokenizer.encode("a b"), skip_special_tokens=True)
+        return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size)
     except (TandemError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # whatever a strange value leads to; a panic of tokenizers is no Exception
         raise BadBundle(
-            f"{folder}: transformers cannot use this tokenizer: {type(error).__name__}: {clipped(error)}; "
-            "save it again with save_pretrained"
+            f"{folder}: this tokenizer cannot be used: {type(error).__name__}: {clipped(error)}; "
+            "save it again with save_pretrained of transformers"
         ) from error
 
 
-def chance_in_template(template: str) -> str | None:
-    """Return what draws lots in a chat template, or None. A template that is no Jinja is left to fail by itself."""
-    try:
-        words = [text for _, kind, text in _JINJA.lex(template) if kind in ("operator", "name", "string")]
-    except jinja2.TemplateSyntaxError:
-        return None
-    if "lipsum" in words:
-        return "lipsum"
-    for before, word in pairwise(words):
-        if (before, word) == ("|", "random") or (before == "(" and word in ("'random'", '"random"')):
-            return "the filter random"
-    return None
-
-
-_JINJA = jinja2.Environment(autoescape=False)  # only reads
-
-
-def _require_function(tokenizer: Any) -> None:
-    model = tokenizer.backend_tokenizer.model
+def require_function(tokenizer: Tokenizer) -> None:
+    """Raise BadBundle if the same text could become different tokens."""
+    model = tokenizer.backend.model
     dropout, alpha = getattr(model, "dropout", None), getattr(model, "alpha", None)
     if dropout or alpha is not None:
         name, value = ("dropout", dropout) if dropout else ("alpha", alpha)
@@ -60,7 +93,7 @@ def _require_function(tokenizer: Any) -> None:
             f"tokenizer.json: model.{name} must be null, got {value}: it is for training and splits the same text "
             "in another way each time; set it to null"
         )
-    for template in _templates(tokenizer.chat_template):
+    for template in tokenizer.chat_templates.values():
         if chance := chance_in_template(template):
             raise BadBundle(
                 f"tokenizer: its chat template must give the same prompt for the same messages, got one with {chance}; "
@@ -68,12 +101,74 @@ def _require_function(tokenizer: Any) -> None:
             )
 
 
-def _try_out(tokenizer: Any) -> None:
-    # What transformers would otherwise do with the first prompt, at a time when other threads may use the tokenizer.
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    tokenizer.backend_tokenizer.decode(tokenizer.encode("a b", verbose=False), skip_special_tokens=True)
+def _read(folder: Path) -> Tokenizer:
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    config = _object(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:  # as older versions of transformers wrote it
+        config |= _object(folder / "special_tokens_map.json")
+    # Begin and end of a text are the business of tokenizer.json: add_bos_token beside it says nothing more.
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = _flag(config, "split_special_tokens")
+    named = {name: _added(name, config[name]) for name in _NAMED if config.get(name) is not None}
+    _add_missing(backend, config, list(named.values()))
+    special_tokens = {name: token.content for name, token in named.items()}
+    return Tokenizer(backend, special_tokens, _templates(folder, config))
 
 
-def _templates(given: Any) -> Iterable[str]:
-    return given.values() if isinstance(given, Mapping) else [given] if isinstance(given, str) else []
+def _add_missing(backend: Backend, config: Mapping[str, Any], named: list[AddedToken]) -> None:
+    """Tokens that the configuration knows and tokenizer.json does not, those with an id first."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = config.get("added_tokens_decoder") or {}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    given = [_added(at, listed[at]) for at in sorted(listed, key=int)] + named
+    given += [_added("extra_special_tokens", each) for each in (extra.values() if isinstance(extra, dict) else extra)]
+    for token in given:
+        if token.content not in known:
+            backend.add_tokens([token])
+            known.add(token.content)
+
+
+def _added(name: str, given: Any) -> AddedToken:
+    if isinstance(given, str) and given:
+        return AddedToken(given, special=True, normalized=False)
+    if isinstance(given, dict) and isinstance(given.get("content"), str) and given["content"]:
+        fields = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        flags = {key: bool(given[key]) for key in fields if key in given}
+        return AddedToken(given["content"], **({"special": True} | flags))
+    raise BadBundle(f"tokenizer_config.json: {name} must be a token, got {quoted(given)}; save the tokenizer again")
+
+
+def _flag(config: Mapping[str, Any], name: str) -> bool:
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadBundle(f"tokenizer_config.json: {name} must be true or false, got {quoted(value)}; set it to one")
+    return bool(value)
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The files come before what stands in the configuration, as transformers has it."""
+    files = {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    if (single := folder / "chat_template.jinja").is_file():
+        files = {"default": single, **files}
+    if files:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    given = config.get("chat_template")
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {"default": given}
+    if isinstance(given, list) and all(isinstance(each, dict) for each in given):
+        given = {each.get("name"): each.get("template") for each in given}
+    if not isinstance(given, dict) or not all(isinstance(text, str) for pair in given.items() for text in pair):
+        raise BadBundle(f"tokenizer_config.json: chat_template must be a template, got {quoted(given)}; write it again")
+    return given
+
+
+def _object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise BadBundle(f"{path}: must hold a JSON object, got {quoted(found)}; save the tokenizer again")
+    return found

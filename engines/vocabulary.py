@@ -31,8 +31,8 @@ class Vocabulary:
         return digest.hexdigest()
 
 
-def vocabulary_from_tokenizer(tokenizer: Any, vocab_size: int) -> Vocabulary:
-    """Read the vocabulary of a fast tokenizer of transformers; ``vocab_size`` is the width of the model's logits.
+def vocabulary_from_tokenizer(backend: Any, vocab_size: int) -> Vocabulary:
+    """Read the vocabulary of a tokenizer of ``tokenizers``; ``vocab_size`` is the width of the model's logits.
 
     Every added token counts as a control token, whether the tokenizer calls it special or not: reasoning markers and
     tool-call openers often are not.
@@ -40,10 +40,9 @@ def vocabulary_from_tokenizer(tokenizer: Any, vocab_size: int) -> Vocabulary:
     Raises:
         BadBundle: the tokenizer is wider than the logits, or a token is neither byte-level nor byte-fallback.
     """
-    backend = tokenizer.backend_tokenizer
     spell = _speller(json.dumps(json.loads(backend.to_str())["decoder"]))
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    special = frozenset(tokenizer.added_tokens_decoder)
+    special = frozenset(backend.get_added_tokens_decoder())
     valid_tokens = max(vocabulary.values(), default=-1) + 1
     if not 0 < valid_tokens <= vocab_size:
         raise BadBundle(

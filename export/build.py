@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
+from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
@@ -19,6 +18,7 @@ from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention
 from tandemrt.export.compile.kernels import compile_into, kernels_for
 from tandemrt.export.model.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
+from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.staging import check_destination, place, staged
 
@@ -33,11 +33,12 @@ class Step:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What was built, where, and the steps it took."""
+    """What was built, where, the steps it took, and what somebody should know of it, a line each."""
 
     folder: Path
     manifest: Manifest
     steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
 
 
 def build(
@@ -80,6 +81,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         check_destination(out, recipe.name, force=force)  # another builder may have been here meanwhile
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
+        models, notes = _quantize(models, folder, clock)
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
         engines = {}
@@ -109,7 +111,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             provenance=collect(recipe=recipe.digest, checkpoints=_sources(models, files)),
         )
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    return BuildReport(out, manifest, tuple(clock.steps))
+    return BuildReport(out, manifest, tuple(clock.steps), notes)
 
 
 @dataclass
@@ -129,6 +131,8 @@ class _Clock:
 def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
     for model in models:
         (folder / model.role).mkdir()
+        if model.dtype in QUANTIZED:
+            continue
         for file in model.checkpoint.files:
             placed = place(file, folder / model.role)
             was = {name: tensor for name, tensor in model.checkpoint.tensors.items() if tensor.file == file}
@@ -140,10 +144,24 @@ def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
         shutil.copyfile(file, copy)
 
 
+def _quantize(models: tuple[Model, ...], folder: Path, clock: "_Clock") -> tuple[tuple[Model, ...], tuple[str, ...]]:
+    """The models with the weights that their dtypes ask for in ``folder``, and what it cost, a line each."""
+    found, notes = [], []
+    for model in models:
+        if model.dtype in QUANTIZED:
+            with clock.step(f"Quantize the weights of {model.role} to {model.dtype}"):
+                written = write_quantized(model.source, model.spec, folder / model.role)
+            found.append(replace(model, checkpoint=written.checkpoint))
+            notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
+        else:
+            found.append(model)
+    return tuple(found), tuple(notes)
+
+
 def _require_tokenizer(folder: Path, target: Model) -> None:
     """Raise BadCheckpoint unless the tokenizer in ``folder`` is one that the runtime will open."""
     try:
-        open_tokenizer(AutoTokenizer.from_pretrained, folder, target.spec.vocab)
+        open_tokenizer(folder, target.spec.vocab)
     except BadBundle as error:
         raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error
 
@@ -155,7 +173,7 @@ def _limits(recipe: Recipe) -> Limits:
         length=asked.length,
         capacity=recipe.capacity,
         window=recipe.draft.window,
-        prefill_chunk=asked.prefill_chunk,
+        prefill_chunk=recipe.prefill_chunk,
         cache_blocks=recipe.cache_blocks,
     )
 
@@ -175,10 +193,14 @@ def _files(folder: Path) -> dict[str, File]:
 
 
 def _sources(models: tuple[Model, ...], files: dict[str, File]) -> dict[EngineName, str]:
-    # A checkpoint is its config and its weights; the weights were just read as files of the bundle.
+    # A checkpoint is its config and its weights; those that were placed were just read as files of the bundle.
     found: dict[EngineName, str] = {}
     for model in models:
-        digests = {file.name: files[f"{model.role}/{file.name}"].sha256 for file in model.checkpoint.files}
-        config = file_digest(model.checkpoint.folder / "config.json")
+        placed = model.checkpoint is model.source
+        digests = {
+            file.name: files[f"{model.role}/{file.name}"].sha256 if placed else file_digest(file)
+            for file in model.source.files
+        }
+        config = file_digest(model.source.folder / "config.json")
         found[model.role] = combined_digest({**digests, "config.json": config})
     return found

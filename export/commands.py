@@ -38,7 +38,10 @@ def build(
         ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Compute in this type instead of the recipe's, in target and draft.")
+        str | None,
+        typer.Option(
+            help="Compute in this type instead of the recipe's, in target and draft; int8: weights in 8 bits, on a CPU."
+        ),
     ] = None,
     timing_cache: Annotated[
         Path | None,

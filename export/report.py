@@ -24,6 +24,8 @@ def print_build(report: BuildReport) -> None:
     manifest = report.manifest
     console.print(_engines(manifest))
     console.print(_limits(manifest))
+    for note in report.notes:
+        console.print(escape(note))
     seconds = sum(step.seconds for step in report.steps)
     console.print(f"Bundle [bold]{escape(manifest.name)}[/bold] built in {seconds:.1f} s: {escape(str(report.folder))}")
 
@@ -117,7 +119,7 @@ def _limits(manifest: Manifest) -> Table:
         "length": f"{limits.length} tokens of prompt and output",
         "capacity": f"{limits.capacity} tokens in a cache row",
         "window": f"{limits.window} tokens drafted per round",
-        "prefill_chunk": f"{limits.prefill_chunk} prompt tokens per call",
+        "prefill_chunk": f"{limits.prefill_chunk} prompt tokens per round",
         **_cache(limits),
         "draft": f"{draft.kind}{ngram}",
     }

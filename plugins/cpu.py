@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
-import torch
 
 from tandemrt.engines.dtypes import ONNX
 from tandemrt.engines.errors import BackendUnavailable
@@ -13,6 +12,7 @@ from tandemrt.plugins.functions.body import OPSET
 from tandemrt.plugins.launch import Context, Function, Tensors
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.sessions import dtype_name, place, session_options
+from tandemrt.plugins.tensors import torch
 
 _IR_VERSION = 11
 

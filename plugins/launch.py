@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import torch
+from tandemrt.plugins.tensors import torch
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -6,12 +6,13 @@ onnxruntime itself is imported by who opens one: it may be missing, and each say
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
-
 from tandemrt.engines.dtypes import ONNX
+from tandemrt.plugins.tensors import torch
 
 if TYPE_CHECKING:
     import onnxruntime
+
+_NOTHING = torch.zeros(1, dtype=torch.int64)  # where an empty tensor lies: it has no address, and IO binding wants one
 
 
 def session_options(
@@ -39,4 +40,5 @@ def dtype_name(tensor: torch.Tensor) -> str:
 def place(tensor: torch.Tensor) -> tuple[str, int, int, list[int], int]:
     """What IO binding wants to know of a tensor."""
     device = tensor.device
-    return device.type, device.index or 0, ONNX[dtype_name(tensor)], list(tensor.shape), tensor.data_ptr()
+    address = tensor.data_ptr() or _NOTHING.data_ptr()
+    return device.type, device.index or 0, ONNX[dtype_name(tensor)], list(tensor.shape), address

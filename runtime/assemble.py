@@ -1,14 +1,15 @@
 """From a bundle to a loop: engines opened, buffers and caches allocated, a drafter chosen."""
 
-import torch
-
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.calls import largest_prompts, most_query
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.implied import require_implied
+from tandemrt.engines.manifest import Limits
 from tandemrt.engines.options import RuntimeOptions
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends import open_engines
 from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.caches.kv_cache import Room, make_cache, make_room
+from tandemrt.runtime.caches.kv_cache import BlockTable, Room, make_cache, make_room
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.drafters.model import ModelDrafter
@@ -20,6 +21,7 @@ from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
 from tandemrt.runtime.round.loop import Loop
+from tandemrt.runtime.round.runs import PromptRuns
 from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import Tandem
 from tandemrt.runtime.round.timeline import Timeline
@@ -36,21 +38,25 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
     clock = Clock(where)
     with clock.active():
         engines = open_engines(bundle, where, options.threads)
+        contracts = [engine.contract for engine in engines.values()]
+        room = make_room(limits, contracts, options.cache_tokens, where, window=windows.largest)
         buffers = RoundBuffers(
             slots=limits.batch,
             window=windows.largest,
             vocab=bundle.vocab,
             length=limits.length,
+            chunk=limits.prefill_chunk,
             dtype=getattr(torch, engines["target"].contract["logits"].dtype),
             device=where,
         )
         state = SlotState(limits.batch, where)
         metrics = Metrics(accepted=[0] * windows.largest)
         graphs = Graphs(where, metrics, enabled=options.cuda_graphs)
-        room = make_room(limits, [engine.contract for engine in engines.values()], options.cache_tokens, where)
+        kv = make_cache(engines["target"].contract, limits.batch, room, where)
+        runs = _runs(limits, room)
         return Loop(
-            Tandem(engines, buffers, state, make_cache(engines["target"].contract, limits.batch, room, where), graphs),
-            _drafter(bundle, engines, buffers, state, room, graphs),
+            Tandem(engines, buffers, state, kv, graphs, runs),
+            _drafter(bundle, engines, buffers, state, room, graphs, runs),
             Scheduler(limits.batch, options.queue_limit),
             clock,
             room,
@@ -59,6 +65,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
             windows=windows,
             slots=limits.batch,
             prefill_chunk=limits.prefill_chunk,
+            prefill_chunk_beside=limits.prefill_chunk if options.prefill_chunk is None else options.prefill_chunk,
             overlap=where.type == "cuda" if options.overlap is None else options.overlap,
         )
 
@@ -96,6 +103,7 @@ def _drafter(
     state: SlotState,
     room: Room,
     graphs: Graphs,
+    runs: PromptRuns | None,
 ) -> Drafter:
     draft, limits, window = bundle.draft, bundle.limits, buffers.window
     if window == 0 or draft.kind == "none":
@@ -106,5 +114,23 @@ def _drafter(
         return NgramDrafter(buffers, window=window, shortest=draft.ngram_min, longest=draft.ngram_max)
     kv = make_cache(engines["draft"].contract, limits.batch, room, engines["draft"].device)
     return ModelDrafter(
-        engines, buffers, state, kv, graphs, slots=limits.batch, window=window, chunk=limits.prefill_chunk
+        engines,
+        buffers,
+        state,
+        kv,
+        graphs,
+        runs,
+        _runs(limits, room),
+        slots=limits.batch,
+        window=window,
+        chunk=limits.prefill_chunk,
     )
+
+
+def _runs(limits: Limits, room: Room) -> PromptRuns | None:
+    """Memory for the prompts of packed calls, which engines over paged caches take."""
+    if not isinstance(room, BlockTable):
+        return None
+    largest = largest_prompts(limits.batch, limits.prefill_chunk)
+    windows = limits.batch * most_query(limits.window)
+    return PromptRuns(windows=windows, largest=largest, table=room.device)

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+import numpy.typing as npt
+
+from tandemrt.plugins.tensors import torch
 
 
 class Clock:
@@ -24,12 +26,11 @@ class Clock:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make this clock's stream the calling thread's current one; engines opened inside keep to it."""
-        with torch.inference_mode():
-            if self._stream is None:
-                yield
-            else:
-                with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-                    yield
+        if self._stream is None:
+            yield
+            return
+        with torch.inference_mode(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
 
     @contextmanager
     def copies(self, *, behind: bool) -> Iterator[None]:
@@ -63,13 +64,13 @@ def host_tensor(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.
     return torch.zeros(*shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def upload(values: Sequence[float], target: torch.Tensor) -> None:
-    """Enqueue the copy of host ``values`` into ``target``.
+def upload(values: Sequence[Any] | npt.NDArray[Any], target: torch.Tensor) -> None:
+    """Enqueue the copy of host ``values``, of any nesting, into ``target`` of their shape.
 
     The staging tensor may be dropped at once: torch keeps pinned memory until the copies from it are done.
     """
-    pin = target.device.type == "cuda"
-    target.copy_(torch.tensor(values, dtype=target.dtype, pin_memory=pin), non_blocking=True)
+    staged = torch.tensor(values, dtype=target.dtype)
+    target.copy_(staged.pin_memory() if target.device.type == "cuda" else staged, non_blocking=True)
 
 
 def _event(stream: Any) -> Any:

@@ -1,6 +1,5 @@
 """The Python face: open a bundle, generate, stream."""
 
-import asyncio
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
@@ -10,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack, overload
 
-from transformers import AutoTokenizer
-
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest, InternalError, TandemError, named
 from tandemrt.engines.options import OpeningOptions, RuntimeOptions, signature
@@ -19,7 +16,6 @@ from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.runtime.assemble import assemble
 from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.progress import progress_bar
 from tandemrt.runtime.requests.admission import Admission
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.prompt import Prompt, is_batch
@@ -49,16 +45,14 @@ class LLM:
         asked = RuntimeOptions(**options)
         self.bundle = Bundle.open(bundle)
         asked.require_fit(self.bundle.limits)
-        self.tokenizer, vocabulary = open_tokenizer(
-            AutoTokenizer.from_pretrained, self.bundle.tokenizer_dir, self.bundle.vocab
-        )
+        self.tokenizer, vocabulary = open_tokenizer(self.bundle.tokenizer_dir, self.bundle.vocab)
         loop = assemble(self.bundle, asked)
         self._admission = Admission(
             self.bundle,
             self.tokenizer,
             vocabulary,
             window=loop.drafter.window,
-            cache_tokens=loop.room.tokens,
+            prefix_caching=asked.prefix_caching,
             grammar_timeout_s=asked.grammar_timeout_s,
         )
         self._metrics = loop.metrics
@@ -119,6 +113,8 @@ class LLM:
 
         Leaving the iteration cancels the request. Raises BadRequest or QueueFull before the first item.
         """
+        import asyncio  # slow to import, and only streams need it
+
         self._worker.require_here(waits=True)
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[StreamOutput] = asyncio.Queue()
@@ -202,6 +198,8 @@ class LLM:
     def _capture(self, loop: Loop) -> None:
         if not loop.tandem.engines["target"].capturable:
             return
+        from tandemrt.runtime.progress import progress_bar
+
         try:
             with progress_bar("capturing CUDA graphs") as progress:
                 self._worker.prepare(partial(capture, loop, progress))

@@ -3,18 +3,17 @@
 import os
 from math import prod
 
-import torch
-
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.options import RuntimeOptions
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import blocks_in_all
 
 
 def require_memory(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> None:
     """Raise BadBundle, or BadRequest for ``cache_tokens``, where not even an empty ``device`` could hold a round.
 
-    Counted are caches, prompts and logits. Weights and the rest come on top, so what passes may still find too little
+    Counted are caches and logits. Weights and the rest come on top, so what passes may still find too little
     memory that is free.
     """
     has, needed = _total(device), _needed(bundle, options)
@@ -38,9 +37,8 @@ def _needed(bundle: Bundle, options: RuntimeOptions) -> int:
     held = [each for contract in contracts for each in contract.inputs if each.name.startswith("past_")]
     held.append(bundle.manifest.engines["target"].contract["logits"])
     sizes = {"batch": limits.batch, "rows": window + 1, "blocks": blocks_in_all(limits, options.cache_tokens)}
-    prompts = limits.batch * limits.length * torch.int64.itemsize
     dtypes: list[torch.dtype] = [getattr(torch, each.dtype) for each in held]
-    return prompts + sum(prod(each.resolve(sizes)) * dtype.itemsize for each, dtype in zip(held, dtypes, strict=True))
+    return sum(prod(each.resolve(sizes)) * dtype.itemsize for each, dtype in zip(held, dtypes, strict=True))
 
 
 def _total(device: torch.device) -> int:

@@ -27,7 +27,9 @@ class Metrics:
     kept: int = 0  # of those, in a text
     steps: int = 0  # windows verified: a round counts once per request that drafted
     accepted: list[int] = field(default_factory=list)  # drafted tokens accepted and kept, by position in the window
-    prefilled: int = 0
+    prefilled: int = 0  # tokens that went into the caches before a request's first round
+    cached: int = 0  # tokens that need not, because they were found there
+    preemptions: int = 0  # requests that gave their slot back for want of memory, and went on later
     forced_ends: int = 0  # reasoning closed by a budget
     boundaries_inside: int = 0  # reasoning that ended in the middle of what one round emitted
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason

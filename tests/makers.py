@@ -32,7 +32,7 @@ def tiny_checkpoint(
     vocab: int = VOCAB,
     layers: int = 2,
     hidden: int = 32,
-    head_dim: int = 8,
+    head_dim: int = 16,
     max_length: int = 256,
     seed: int = 0,
 ) -> Path:

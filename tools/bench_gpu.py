@@ -3,9 +3,13 @@
     python -m tools.bench_gpu --json gpu.json                                    # one H200, bfloat16
     python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a try
 
+    python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # the parts about prompts alone
+
 Prints as it goes: milliseconds per round by piece of the device's work, the target against its memory floor, tokens/s,
 acceptance and speed-up for every batch; then a JSON grammar, a thinking budget and a seed on every request against
-none of them; then what the GPU does in a round. A part that fails is reported and does not hide the others.
+none of them; then what the GPU does in a round; then first tokens of many prompts, of prompts with a known beginning
+and of a long one, the gaps that prompts make for requests that decode, and how busy the GPU is meanwhile. A part that
+fails is reported and does not hide the others.
 """
 
 import json
@@ -28,6 +32,7 @@ from tandemrt.engines.bundle import Bundle
 from tools.gpu import requests
 from tools.gpu.burst import Burst, Measured
 from tools.gpu.models import floor_ms, make_bundle, make_models
+from tools.gpu.prompt_parts import PromptParts, numbers
 from tools.gpu.table import markdown
 from tools.gpu.trace import traced
 from tools.random_checkpoint import Size
@@ -70,22 +75,31 @@ def main(
     ] = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
     batch_sizes: Annotated[
-        str, typer.Option("--batches", help="Requests that run together, per line.")
+        str, typer.Option("--batches", help="Requests that run together, per line; empty: none.")
     ] = "1,8,16,32,64",
     window: Annotated[int, typer.Option(help="Drafted tokens per round.", min=1)] = 4,
     prompt: Annotated[int, typer.Option(help="Tokens per prompt.", min=2)] = 1000,
     tokens: Annotated[int, typer.Option(help="Measured tokens per request.", min=1)] = 256,
     length: Annotated[int, typer.Option(help="The engine's length, prompt and output.", min=16)] = 2048,
-    chunk: Annotated[int, typer.Option(help="Prompt tokens prefilled per round.", min=1)] = 512,
+    chunk: Annotated[int, typer.Option(help="Prompt tokens that a round takes in.", min=1)] = 2048,
     temperature: Annotated[float, typer.Option(help="Of every request.", min=0.01)] = 0.7,
     acceptance: Annotated[float, typer.Option(help="Tokens per round that the models are tuned for.")] = 3.0,
     constrained: Annotated[int, typer.Option(help="Requests of the constrained part; 0 leaves it out.", min=0)] = 16,
     pairs: Annotated[int, typer.Option(help="Runs each way of the constrained part.", min=1)] = 3,
+    trace: Annotated[bool, typer.Option(help="Record what the GPU does in rounds.")] = True,
+    prompts: Annotated[
+        str, typer.Option(help="Prompts that come at once, per line of the parts about prompts; empty: none.")
+    ] = "1,16,64",
+    shared: Annotated[int, typer.Option(help="Tokens that prompts share in their part; 0 leaves it out.", min=0)] = 900,
+    arrivals: Annotated[
+        int, typer.Option(help="Prompts that come beside as many requests that decode; 0 leaves it out.", min=0)
+    ] = 16,
+    long: Annotated[int, typer.Option(help="Tokens of a long prompt; 0 leaves it out.", min=0)] = 32_000,
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures here, after every part.")] = None,
 ) -> None:
     """Make the models and the bundle, open it once, measure every line."""
-    bench, wanted = Bench(out), [int(batch) for batch in batch_sizes.split(",")]
-    slots = max(*wanted, constrained, 1)
+    bench, wanted, at_once = Bench(out), numbers(batch_sizes), numbers(prompts)
+    slots = max(*wanted, constrained, *at_once, 2 * arrivals, 1)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
         folder = models or Path(temporary)
@@ -100,7 +114,7 @@ def main(
         def exported() -> Bundle:
             if reuse and (folder / "bundle").is_dir():
                 return Bundle.open(folder / "bundle")
-            return make_bundle(folder, device=device, batch=slots, length=length, chunk=chunk, window=window)
+            return make_bundle(folder, "bundle", device=device, batch=slots, length=length, chunk=chunk, window=window)
 
         bundle = bench.part("bundle", exported)
         llm = bundle and bench.part("open", lambda: LLM(bundle.folder, device=device, profile=True))
@@ -111,9 +125,21 @@ def main(
             batches = {batch: bench.part(f"batch {batch}", partial(lines.both, batch, window)) for batch in wanted}
             if constrained:
                 bench.part("constrained", partial(lines.constrained, constrained, window, pairs))
-            if device.startswith("cuda"):
+            if trace and device.startswith("cuda"):
                 for batch in sorted({min(16, slots), slots}):
                     bench.part(f"trace {batch}", partial(lines.trace, batch, window))
+            parts = PromptParts(console, llm, bundle, tokens=prompt, temperature=temperature, window=window)
+            if at_once:
+                bench.part("prompts", partial(parts.first_tokens, at_once))
+            if at_once and shared:
+                bench.part("shared beginnings", partial(parts.shared, at_once, shared))
+            if arrivals:
+                bench.part("arrivals", partial(parts.arrivals, arrivals, 0))
+                bench.part("arrivals, drafted", partial(parts.arrivals, arrivals, window))
+            if at_once and device.startswith("cuda"):
+                bench.part("busy", partial(parts.busy, min(16, max(at_once))))
+        if long:
+            bench.part("long prompt", lambda: long_prompt(folder, device, long, chunk, temperature))
     console.print(
         markdown({b: both for b, both in batches.items() if both}, window, with_peer=size is Size.B8), markup=False
     )
@@ -121,6 +147,13 @@ def main(
     outcome = f"[red]failed: {', '.join(failed)}[/]" if failed else "no part failed"
     console.print(f"{time.perf_counter() - begin:.0f} s in all, {outcome}")
     raise typer.Exit(1 if failed else 0)
+
+
+def long_prompt(folder: Path, device: str, tokens: int, chunk: int, temperature: float) -> dict[str, Any]:
+    """One prompt of ``tokens`` tokens, in a bundle of its own with a single slot."""
+    bundle = make_bundle(folder, "long", device=device, batch=1, length=tokens + 16, chunk=chunk, window=1)
+    with LLM(bundle.folder, device=device, window=0) as llm:
+        return PromptParts(console, llm, bundle, tokens=tokens, temperature=temperature, window=0).long()
 
 
 class Lines:

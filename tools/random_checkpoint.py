@@ -47,11 +47,16 @@ def _dims(vocab: int, hidden: int, intermediate: int, layers: int, heads: int, k
 
 _TINY = _dims(97, 64, 96, 2, 4, 2, 256)
 _SMALL = _dims(1024, 256, 512, 4, 4, 2, 16_384)
+_SMOLLM2 = _dims(49_152, 576, 1536, 30, 9, 3, 8192) | {  # SmolLM2-135M
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
+    "tie_word_embeddings": True,
+}
 _SIZES: dict[tuple[str, str], Dims] = {
     ("llama", "8b"): _dims(128_256, 4096, 14_336, 32, 32, 8, 131_072),
     ("mistral", "8b"): _dims(32_768, 4096, 14_336, 32, 32, 8, 32_768),
     ("qwen2", "8b"): _dims(152_064, 3584, 18_944, 28, 28, 4, 131_072),
     ("qwen3", "8b"): _dims(151_936, 4096, 12_288, 36, 32, 8, 40_960) | {"head_dim": 128},
+    ("llama", "smollm2"): _SMOLLM2,
     ("llama", "small"): _SMALL,
     ("mistral", "small"): _SMALL,
     ("qwen2", "small"): _SMALL,
@@ -75,6 +80,7 @@ class Family(StrEnum):
 class Size(StrEnum):
     TINY = "tiny"
     SMALL = "small"
+    SMOLLM2 = "smollm2"
     B8 = "8b"
 
 
@@ -118,7 +124,7 @@ def write_config(
     """Write config.json into ``out``, with the fields ``more``; return the shape of every tensor of such a model."""
     from transformers import AutoConfig, AutoModelForCausalLM  # slow to import, and only the writer needs it
 
-    dims = _SIZES[family.value, size.value] | _FAMILY[family.value] | more
+    dims = _FAMILY[family.value] | _SIZES[family.value, size.value] | more
     if layers is not None:
         dims = dims | {"num_hidden_layers": layers}
     config = AutoConfig.for_model(family.value, **dims)
@@ -128,7 +134,10 @@ def write_config(
     config.dtype = dtype.value
     out.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(out)
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del shapes["lm_head.weight"]  # the embedding's, stored once
+    return shapes
 
 
 def vocab_of(family: Family, size: Size) -> int:

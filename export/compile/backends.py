@@ -27,6 +27,8 @@ def attention_of(recipe: Recipe) -> Lowering:
     """Return the lowering of attention for the recipe's backend: TensorRT's safe one is the mask."""
     if recipe.cache == "paged":
         return "paged"
+    if recipe.backend.name == "onnxruntime-cpu":
+        return "grouped"
     return "length" if recipe.backend.name.startswith("onnxruntime") else "mask"
 
 

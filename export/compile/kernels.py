@@ -32,7 +32,7 @@ def kernels_for(recipe: Recipe, models: tuple[Model, ...], built_for: str) -> It
     weights. A GPU older than the kernels has none and runs the graphs of these engines.
     """
     capabilities = recipe.kernel_capabilities or capabilities_for(built_for, COMPUTE_CAPABILITIES)
-    dtypes = tuple(dict.fromkeys(model.dtype for model in models))
+    dtypes = tuple(dict.fromkeys(model.compute for model in models))
     head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
     for name in kernel_names() if capabilities else ():
         if recipe.cache == "paged" or name in _OF_HEADS:

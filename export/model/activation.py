@@ -1,4 +1,4 @@
-"""The gated activation of a feed-forward block, silu(gate(x)) * up(x), in two forms."""
+"""The gated activation of a feed-forward block, silu(gate(x)) * up(x), in three forms."""
 
 from typing import Protocol
 
@@ -21,6 +21,15 @@ class GatedActivation(Protocol):
 def explicit_silu(b: GraphBuilder, x: ir.Value, w: Weights, gate: Linear, up: Linear, *, layer: int) -> ir.Value:
     """Two products and standard operators, which give ``activated.<layer>``."""
     gated, raised = gate(b, x, w), up(b, x, w)
+    activated = b.op("Mul", b.op("Mul", gated, b.op("Sigmoid", gated)), raised)
+    activated.name = f"activated.{layer}"
+    return activated
+
+
+def packed_silu(b: GraphBuilder, x: ir.Value, w: Weights, gate: Linear, up: Linear, *, layer: int) -> ir.Value:
+    """One product and standard operators, which give ``activated.<layer>``."""
+    both = packed(gate, up)(b, x, w)
+    gated, raised = b.ops("Split", both, b.constant([gate.width, up.width]), outputs=2, axis=2)
     activated = b.op("Mul", b.op("Mul", gated, b.op("Sigmoid", gated)), raised)
     activated.name = f"activated.{layer}"
     return activated

@@ -5,7 +5,7 @@ that wrote it. The layers of a decoder (export/model/layers.py) are functions of
 values.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -138,6 +138,47 @@ class GraphBuilder:
         value.name = binding.name
         value.shape = ir.Shape(binding.shape)
         self.outputs.append(value)
+
+    def branch(
+        self,
+        condition: ir.Value,
+        then: Callable[[], Sequence[ir.Value]],
+        otherwise: Callable[[], Sequence[ir.Value]],
+    ) -> tuple[ir.Value, ...]:
+        """``If``: only one of two subgraphs runs. Both may read every value made so far, and give values of one kind.
+
+        They must make what they give. Constants and weights that they use belong to the graph around them.
+        """
+        name = self._fresh("If")
+        graphs = [self._subgraph(f"{name}.{kind}", write) for kind, write in (("then", then), ("else", otherwise))]
+        results = [ir.Value(name=f"{name}.{i}", type=v.type, shape=v.shape) for i, v in enumerate(graphs[0].outputs)]
+        attributes = {"then_branch": graphs[0], "else_branch": graphs[1]}
+        self.nodes.append(ir.node("If", [condition], attributes, outputs=results, name=name))
+        return tuple(results)
+
+    def loop(self, count: ir.Value, step: Callable[[ir.Value], ir.Value]) -> ir.Value:
+        """``Loop``: the results of ``step`` for 0, 1, … below ``count`` (int64 scalars), stacked in front.
+
+        ``step`` may read every value made so far.
+        """
+        name = self._fresh("Loop")
+        at = ir.Value(name=f"{name}.at", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+        go = ir.Value(name=f"{name}.go", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+        body = self._subgraph(f"{name}.body", lambda: (self.op("Identity", go), step(at)), inputs=[at, go])
+        made = body.outputs[1]
+        result = ir.Value(name=name, type=made.type, shape=ir.Shape(["steps", *dims_of(made)]))
+        self.nodes.append(ir.node("Loop", [count, None], {"body": body}, outputs=[result], name=name))
+        return result
+
+    def _subgraph(
+        self, name: str, write: Callable[[], Sequence[ir.Value]], inputs: Sequence[ir.Value] = ()
+    ) -> ir.Graph:
+        outer, self.nodes = self.nodes, []
+        try:
+            outputs = write()
+        finally:
+            nodes, self.nodes = self.nodes, outer
+        return ir.Graph(inputs, outputs, nodes=nodes, name=name)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:

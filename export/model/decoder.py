@@ -1,12 +1,13 @@
 """The graph of a target or of an independent draft model: tokens in, logits of chosen rows and an updated cache out."""
 
+from collections.abc import Mapping
 from typing import get_args
 
 import onnx_ir as ir
 
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
-from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.builder import GraphBuilder, dims_of
 from tandemrt.export.model.layers import stack
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
@@ -29,12 +30,13 @@ def build_decoder(
     ``dtype`` is the compute dtype (float32, float16, bfloat16); tensors stored otherwise are cast. ``capacity`` is
     the number of tokens a cache row holds, slack for the padded tail of the last window included: a row must keep
     ``write_index + query <= capacity``. ``attention`` is the lowering: *length* tells the operator how many cache
-    entries count, *mask* gives it a boolean mask, *paged* has a paged cache and operators of the project's own, to
-    be cut at; all compute the same. ``weights_dir`` is the folder, relative to the graph file, where the checkpoint's
-    safetensors will lie.
+    entries count, *mask* gives it a boolean mask, *grouped* runs onnxruntime's operator for CPUs, *paged* has a
+    paged cache and operators of the project's own, to be cut at; all compute the same. ``weights_dir`` is the folder,
+    relative to the graph file, where the checkpoint's safetensors will lie.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says,
-    and, unless paged, for a capacity beyond the model's sliding window; BadRecipe for an unknown dtype or lowering.
+    and, with *length* and *mask*, for a capacity beyond the model's sliding window; BadRecipe for an unknown dtype or
+    lowering.
     """
     _check(spec, dtype, capacity, attention)
     how = STRATEGIES[attention]
@@ -43,6 +45,9 @@ def build_decoder(
     w = Weights(checkpoint, b, dtype, weights_dir)
     given = {binding.name: b.input(binding) for binding in names.inputs}
 
+    if how.prompts_score_nothing:
+        with b.scope("place"):
+            given["token_ids"] = even_prompt(b, given)
     with b.scope("embedding"):
         table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         hidden = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
@@ -61,6 +66,21 @@ def build_decoder(
     return model
 
 
+def even_prompt(b: GraphBuilder, given: Mapping[str, ir.Value]) -> ir.Value:
+    """The tokens of the call; where none is scored, so in a prompt, an odd number is made even by one more.
+
+    GroupQueryAttention works on tiles of an even number of tokens (twice the head size, or what the second-level cache
+    holds), and a tile of one token is rounded in another way: a prompt's bits would depend on where it was cut. The
+    token more is written where the prompt's next one will be.
+    """
+    query, rows = (b.op("Shape", given[name], start=1, end=2) for name in ("token_ids", "score_rows"))
+    odd = b.op("And", b.cast(b.op("Mod", query, b.constant([2])), "bool"), b.op("Equal", rows, b.constant([0])))
+    more = b.op("Slice", given["token_ids"], b.constant([0]), b.cast(odd, "int64"), b.constant([1]))
+    tokens = b.op("Concat", given["token_ids"], more, axis=1)
+    tokens.shape = ir.Shape([dims_of(given["token_ids"])[0], "tokens"])  # onnxruntime plans memory by the names
+    return tokens
+
+
 def _check(spec: ModelSpec, dtype: str, capacity: int, attention: str) -> None:
     if dtype not in COMPUTE:
         raise BadRecipe(f"dtype should be one of {', '.join(COMPUTE)}, it is {quoted(dtype)}")
@@ -68,7 +88,7 @@ def _check(spec: ModelSpec, dtype: str, capacity: int, attention: str) -> None:
         raise BadRecipe(f"attention should be one of {', '.join(get_args(Lowering))}, it is {quoted(attention)}")
     if capacity < 1:
         raise BadRecipe(f"capacity should be at least 1 token, it is {quoted(capacity)}")
-    if attention != "paged" and spec.sliding_window is not None and capacity > spec.sliding_window:
+    if attention in ("length", "mask") and spec.sliding_window is not None and capacity > spec.sliding_window:
         raise BadCheckpoint(
             f"config.json: sliding_window is {spec.sliding_window} and the capacity {capacity}; sliding-window "
             "attention needs a paged cache, so a row of this one may hold at most the window: lower the length limit"

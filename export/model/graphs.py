@@ -11,12 +11,13 @@ import onnx_ir as ir
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
+from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.recipe import ModelDraft, Recipe, Target
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
-from tandemrt.export.model.lowerings import Lowering
+from tandemrt.export.model.lowerings import Lowering, fitting
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
@@ -25,13 +26,23 @@ from tandemrt.plugins.operators import HEAD_DIMS
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe."""
+    """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe.
+
+    ``source`` is the checkpoint as the recipe names it, ``checkpoint`` what the graph points into: the same, or what
+    was made of it for a ``dtype`` of weights (engines/dtypes.py, QUANTIZED).
+    """
 
     role: EngineName
+    source: Checkpoint
     checkpoint: Checkpoint
     spec: ModelSpec
     vocabulary: CheckpointTokenizer
     dtype: str
+
+    @property
+    def compute(self) -> str:
+        """The dtype that the engine computes in."""
+        return QUANTIZED.get(self.dtype, self.dtype)
 
     @classmethod
     def open(cls, role: EngineName, section: Target | ModelDraft, dtype: str, *, length: int) -> "Model":
@@ -46,7 +57,7 @@ class Model:
         if length > spec.max_length:
             rule = f"limits.length must not exceed the length that the {role}'s config.json gives, {spec.max_length}"
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
-        return cls(role, checkpoint, spec, vocabulary, dtype)
+        return cls(role, checkpoint, checkpoint, spec, vocabulary, dtype)
 
     def spec_json(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
@@ -104,12 +115,13 @@ def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> li
 
 def _decoder(model: Model, recipe: Recipe, attention: Lowering) -> Graph:
     spec, capacity = model.spec, recipe.capacity
-    bindings = spec.contract(capacity=capacity, dtype=model.dtype, cache=recipe.cache)
+    attention = fitting(attention, spec)
+    bindings = spec.contract(capacity=capacity, dtype=model.compute, cache=recipe.cache)
 
     def make() -> ir.Model:
-        return build_decoder(spec, model.checkpoint, dtype=model.dtype, capacity=capacity, attention=attention)
+        return build_decoder(spec, model.checkpoint, dtype=model.compute, capacity=capacity, attention=attention)
 
-    return Graph(model.role, f"{model.role}/model.onnx", model.dtype, bindings, make)
+    return Graph(model.role, f"{model.role}/model.onnx", model.compute, bindings, make)
 
 
 def _head(
@@ -119,5 +131,5 @@ def _head(
     build: Callable[..., ir.Model],
     **options: bool,
 ) -> Graph:
-    arguments = {"vocab": model.spec.vocab, "dtype": model.dtype, **options}
-    return Graph(name, f"{name}.onnx", model.dtype, bindings(**arguments), partial(build, **arguments))
+    arguments = {"vocab": model.spec.vocab, "dtype": model.compute, **options}
+    return Graph(name, f"{name}.onnx", model.compute, bindings(**arguments), partial(build, **arguments))

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from tandemrt.export.model.builder import GraphBuilder, width_of
+from tandemrt.export.model.builder import LIBRARY, GraphBuilder, dims_of, width_of
 from tandemrt.export.model.weights import Weights
+from tandemrt.export.quantize.blocks import BITS, BLOCK, blocks_in
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,29 @@ class Linear:
 
     def __call__(self, b: GraphBuilder, x: ir.Value, w: Weights) -> ir.Value:
         """Append the product: the last dimension of ``x`` becomes ``width``."""
-        weight = w.stacked([f"{name}.weight" for name in self.names], self.widths, (width_of(x),))
-        product = b.op("MatMul", x, b.op("Transpose", weight, perm=[1, 0]))
+        product = self._product(b, x, w)
         if not self.bias:
             return product
         return b.op("Add", product, w.stacked([f"{name}.bias" for name in self.names], self.widths))
+
+    def _product(self, b: GraphBuilder, x: ir.Value, w: Weights) -> ir.Value:
+        names, inner = [f"{name}.weight" for name in self.names], width_of(x)
+        if not w.is_quantized(names[0]):
+            return b.op("MatMul", x, b.op("Transpose", w.stacked(names, self.widths, (inner,)), perm=[1, 0]))
+        (product,) = b.custom(
+            "MatMulNBits",
+            x,
+            *w.quantized(names, self.widths, (blocks_in(inner), BLOCK)),
+            domain=LIBRARY,
+            outputs=[(w.dtype, (*dims_of(x)[:-1], self.width))],
+            K=inner,
+            N=self.width,
+            bits=BITS,
+            block_size=BLOCK,
+            # Integers all the way: the one kernel of it that rounds a row the same way, whatever rows stand beside it.
+            accuracy_level=4,
+        )
+        return product
 
 
 def packed(*products: Linear) -> Linear:

@@ -6,16 +6,18 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from tandemrt.export.model.activation import GatedActivation, explicit_silu, packed_swiglu
+from tandemrt.export.model.activation import GatedActivation, explicit_silu, packed_silu, packed_swiglu
 from tandemrt.export.model.attention import AttentionMaker, LinearCacheAttention
 from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.grouped_attention import HEAD_DIM_STEP, GroupedAttention
 from tandemrt.export.model.paged_attention import PagedAttention
 from tandemrt.export.model.rows import gather_rows, gather_tokens
+from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.export.passes.residual_norms import fuse_residual_norms
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.functions import swiglu, window_attention
 
-Lowering = Literal["length", "mask", "paged"]
+Lowering = Literal["length", "mask", "grouped", "paged"]
 
 
 @dataclass(frozen=True)
@@ -23,15 +25,22 @@ class Strategies:
     """How a lowering writes the parts of a decoder, and what it makes of the graph afterwards.
 
     ``pick`` picks the rows that get logits: in front of the last norm, or, ``pick_early``, right behind the last
-    attention. ``functions`` are the bodies behind the operators of the project, ``passes`` change the graph in place.
+    attention. ``prompts_score_nothing`` says that a call without rows to score is a prompt's. ``functions`` are the
+    bodies behind the operators of the project, ``passes`` change the graph in place.
     """
 
     attention: AttentionMaker
     activation: GatedActivation
     pick: Callable[[GraphBuilder, ir.Value, ir.Value], ir.Value]
     pick_early: bool = False
+    prompts_score_nothing: bool = False
     functions: Callable[[ModelSpec], tuple[ir.Function, ...]] = lambda _spec: ()
     passes: tuple[Callable[[ir.Model], None], ...] = ()
+
+
+def fitting(attention: Lowering, spec: ModelSpec) -> Lowering:
+    """``attention``, or what takes its place for a head size that its operator does not take."""
+    return "length" if attention == "grouped" and spec.head_dim % HEAD_DIM_STEP else attention
 
 
 def _paged_functions(spec: ModelSpec) -> tuple[ir.Function, ...]:
@@ -41,6 +50,14 @@ def _paged_functions(spec: ModelSpec) -> tuple[ir.Function, ...]:
 STRATEGIES: Mapping[Lowering, Strategies] = {
     "length": Strategies(LinearCacheAttention.by_length, explicit_silu, gather_rows),
     "mask": Strategies(LinearCacheAttention.by_mask, explicit_silu, gather_rows),
+    "grouped": Strategies(
+        GroupedAttention.in_place,
+        packed_silu,
+        gather_rows,
+        pick_early=True,
+        prompts_score_nothing=True,
+        passes=(fuse_residual_norms, fuse_transposed_products),
+    ),
     "paged": Strategies(
         PagedAttention.over_blocks,
         packed_swiglu,

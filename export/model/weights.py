@@ -12,6 +12,7 @@ from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 
+STORED, SCALES = ".int8", ".int8.scales"  # behind the name of a weight that export/quantize/ wrote
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files store what config says
 
 
@@ -44,16 +45,37 @@ class Weights:
         else a Concat, which engines fold when they load: a copy of these weights.
         """
         parts = [self._claim(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
-        adjacent = all(
-            (one.file, one.offset + one.nbytes, one.dtype) == (two.file, two.offset, two.dtype)
-            for one, two in pairwise(parts)
-        )
-        if adjacent:
-            nbytes = sum(part.nbytes for part in parts)
-            whole = self._external("+".join(names), parts[0].dtype, (sum(rows), *shape), parts[0], nbytes)
+        whole = self._adjacent(names, parts)
+        if whole is not None:
             return self.builder.cast(whole, self.dtype)
         values = [self(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
         return self.builder.op("Concat", *values, axis=0)
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether the checkpoint holds the weight ``name`` in 8 bits (export/quantize/)."""
+        return f"{name}{STORED}" in self.checkpoint.tensors
+
+    def quantized(
+        self, names: Sequence[str], rows: Sequence[int], blocks: tuple[int, int]
+    ) -> tuple[ir.Value, ir.Value]:
+        """Quantized weights of ``rows`` rows of ``blocks`` (how many, values of each) as one: bytes and scales."""
+        found = []
+        for kind, dtype, shape in ((STORED, "uint8", blocks), (SCALES, "float32", blocks[:1])):
+            wanted = [f"{name}{kind}" for name in names]
+            parts = [self._claim(n, (count, *shape), (dtype,)) for n, count in zip(wanted, rows, strict=True)]
+            whole = self._adjacent(wanted, parts)
+            assert whole is not None, "quantized weights of one product lie one behind the other"
+            found.append(whole)
+        return found[0], found[1]
+
+    def _adjacent(self, names: Sequence[str], parts: Sequence[StoredTensor]) -> ir.Value | None:
+        """Tensors that the file holds one behind the other as one; None if they lie elsewhere."""
+        for one, two in pairwise(parts):
+            if (one.file, one.offset + one.nbytes, one.dtype) != (two.file, two.offset, two.dtype):
+                return None
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        nbytes = sum(part.nbytes for part in parts)
+        return self._external("+".join(names), parts[0].dtype, shape, parts[0], nbytes)
 
     def same(self, copy: str, name: str) -> None:
         """Accept ``copy``, if the checkpoint has it, as a copy of ``name``. Raises BadCheckpoint if it differs."""
@@ -78,16 +100,16 @@ class Weights:
                 "has parts that the exporter does not implement"
             )
 
-    def _claim(self, name: str, shape: Sequence[int]) -> StoredTensor:
+    def _claim(self, name: str, shape: Sequence[int], dtypes: Sequence[str] = COMPUTE) -> StoredTensor:
         tensor = self._find(name)
         if tensor.shape != tuple(shape):
             raise BadCheckpoint(
                 f"{tensor.file}: tensor {quoted(name)} should have shape {list(shape)} by config.json, "
                 f"it has {quoted(list(tensor.shape))}"
             )
-        if tensor.dtype not in COMPUTE:
+        if tensor.dtype not in dtypes:
             raise BadCheckpoint(
-                f"{tensor.file}: tensor {quoted(name)} should be {', '.join(COMPUTE)}, it is "
+                f"{tensor.file}: tensor {quoted(name)} should be {', '.join(dtypes)}, it is "
                 f"{clipped(tensor.dtype)}; quantized checkpoints are not supported"
             )
         self._used.add(name)

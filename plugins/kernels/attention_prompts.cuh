@@ -50,9 +50,11 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool clear, typenam
     i64 angle = position * (D / 2) + 2 * lane;
     float2 cosine = lane < D / 4 ? T::load2(x.cosine + angle) : make_float2(0, 0);
     float2 sine = lane < D / 4 ? T::load2(x.sine + angle) : make_float2(0, 0);
-    int block = x.block_of(run, position), end = static_cast<int>(position) + 1;
-    int cleared = clear && token == runs.starts[run + 1] - 1
-        ? x.bounded((end + CUDNN_KEYS - 1) / CUDNN_KEYS * CUDNN_KEYS) : end;
+    int block = x.block_of(run, position);
+    // The i-th token from a run's end clears the i-th entry behind it, and one more for each time that the run fits.
+    int tokens = runs.starts[run + 1] - runs.starts[run], end = static_cast<int>(x.write_index[run]) + tokens;
+    int tile_end = clear ? x.bounded((end + CUDNN_KEYS - 1) / CUDNN_KEYS * CUDNN_KEYS) : 0;
+    int cleared = end + (runs.starts[run + 1] - 1 - token);
 #pragma unroll
     for (int i = 0; i < PREPARED; ++i) {
         int head = first + i;
@@ -75,7 +77,7 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool clear, typenam
             int kv_head = (head - x.heads) % x.kv_heads;
             store_head<T, D>(cache + x.entry(block, kv_head, static_cast<int>(position)) * D, made);
             Head nothing = {make_float2(0, 0), make_float2(0, 0)};
-            for (int at = end; at < cleared; ++at)
+            for (int at = cleared; at < tile_end; at += tokens)
                 store_head<T, D>(cache + x.entry(x.block_of(run, at), kv_head, at) * D, nothing);
         }
     }

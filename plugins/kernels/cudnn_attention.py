@@ -18,6 +18,7 @@ from tandemrt.plugins.launch import Context
 
 OLDEST = 90_500  # paged caches
 DTYPES = (torch.bfloat16, torch.float16)
+_LONGEST = 2048  # tokens of a run that every plan serves
 KEYS = 128  # of a tile; attention_prompts.cuh says what follows
 
 
@@ -77,9 +78,12 @@ class CudnnAttention:
     ) -> None:
         self._device = context.device
         self._handle = context.keep("cudnn", lambda: _handle(context.device))
+        # Runs begin where offsets say, so one plan serves all calls of at most so many tokens, and costs short ones
+        # nothing.
+        longest = max(_LONGEST, 1 << (len(queries) - 1).bit_length())
         self._plan = context.keep(
-            ("cudnn", queries.dtype, queries.shape, key_cache.shape, table.shape, scale, sliding_window),
-            lambda: _Plan.build(self._handle, queries, key_cache, table, scale, sliding_window),
+            ("cudnn", queries.dtype, queries.shape[1:], longest, key_cache.shape, table.shape, scale, sliding_window),
+            lambda: _Plan.build(self._handle, queries, longest, key_cache, table, scale, sliding_window),
         )
         given = [queries, key_cache, value_cache, table, table]
         given += [lengths.queries, lengths.keys, lengths.offsets, mixed]
@@ -114,12 +118,13 @@ class _Plan:
         cls,
         handle: Any,
         queries: torch.Tensor,
+        longest: int,
         cache: torch.Tensor,
         table: torch.Tensor,
         scale: float,
         sliding_window: int,
     ) -> "_Plan":
-        """For tensors of these shapes and dtypes."""
+        """For tensors of these shapes and dtypes, but for the number of tokens, which is at most ``longest``."""
         import cudnn
 
         kind = cudnn.data_type.BFLOAT16 if queries.dtype == torch.bfloat16 else cudnn.data_type.HALF
@@ -130,9 +135,12 @@ class _Plan:
             strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
             return graph.tensor(name=name, dim=list(shape), stride=strides, data_type=data_type)
 
-        (tokens, heads, head_dim), (prompts, blocks) = queries.shape, table.shape
+        (_, heads, head_dim), (prompts, blocks) = queries.shape, table.shape
         # cuDNN orders [batch, heads, tokens, head_dim]; offsets say where a run begins, so no stride of runs is read.
-        shape, strides = [prompts, heads, tokens, head_dim], [tokens * heads * head_dim, head_dim, heads * head_dim, 1]
+        shape, strides = (
+            [prompts, heads, longest, head_dim],
+            [longest * heads * head_dim, head_dim, heads * head_dim, 1],
+        )
         query = graph.tensor(name="queries", dim=shape, stride=strides, data_type=kind)
         keys, values = tensor("keys", tuple(cache.shape)), tensor("values", tuple(cache.shape))
         key_table, value_table = (tensor(name, (prompts, 1, blocks, 1), whole) for name in ("key_table", "value_table"))

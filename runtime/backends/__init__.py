@@ -1,6 +1,6 @@
 """Backends: each is one file that opens engines (base.Engine)."""
 
-import torch
+from concurrent.futures import ThreadPoolExecutor
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
@@ -8,7 +8,10 @@ from tandemrt.engines.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.manifest import RUNNABLE, EngineName
 from tandemrt.engines.operators import HEADS
 from tandemrt.engines.tensorrt.library import LIBRARIES
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Engine
+
+_OPENING = 4  # sessions that open at a time: reading and optimising a graph takes one thread each
 
 
 def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> dict[str, Engine]:
@@ -23,7 +26,12 @@ def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> d
         from tandemrt.runtime.backends.tensorrt.plan import memory_needed, require_memory
 
         require_memory(memory_needed(bundle), torch.cuda.mem_get_info(device)[0])
-    return {name: _open(bundle, name, device, threads) for name in bundle.manifest.engines}
+    names = list(bundle.manifest.engines)
+    if device.type == "cuda":  # engines keep to the stream that is current in this thread
+        return {name: _open(bundle, name, device, threads) for name in names}
+    with ThreadPoolExecutor(_OPENING) as pool:
+        opened = pool.map(lambda name: _open(bundle, name, device, threads), names)
+        return dict(zip(names, opened, strict=True))
 
 
 def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int | None) -> Engine:
@@ -42,7 +50,13 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
         return KernelEngine.open(bundle, name, device)
     from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine.open(bundle.path(name), bundle.contract(name), device=device, threads=threads)
+    return OnnxRuntimeEngine.open(
+        bundle.path(name),
+        bundle.contract(name),
+        device=device,
+        threads=threads,
+        spinning=name not in HEADS,
+    )
 
 
 def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:

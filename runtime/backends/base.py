@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-import torch
-
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import InternalError
 from tandemrt.plugins.launch import Call as Call  # exported
+from tandemrt.plugins.tensors import torch
 
 
 class Engine(Protocol):
@@ -26,6 +25,16 @@ class Engine(Protocol):
         Outputs that the contract aliases to an input share its memory and are not given. The tensors must be
         contiguous, on the engine's device, and outlive the call. Raises InternalError on any disagreement.
         """
+
+
+def prompt_rows(engine: Engine) -> int:
+    """How many rows of a prompt's chunk a decoder is asked to score, though nobody reads their logits.
+
+    None on a CPU with a linear cache: such a graph may know a prompt by it (export/model/grouped_attention.py), and
+    computes no logits. Others are compiled for one row at least.
+    """
+    paged = any(binding.name == "block_table" for binding in engine.contract.inputs)
+    return int(paged or engine.device.type != "cpu")
 
 
 @runtime_checkable

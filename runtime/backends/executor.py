@@ -6,8 +6,7 @@ computed on the host in a run, so that all its steps can be captured into one CU
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-
-import torch
+from math import prod
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.calls import Sizes, largest_calls
@@ -17,6 +16,7 @@ from tandemrt.engines.errors import InternalError
 from tandemrt.engines.manifest import EngineName
 from tandemrt.plugins.faces import launcher
 from tandemrt.plugins.launch import Call, Context
+from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.backends.base import check_tensors
 from tandemrt.runtime.backends.buffers import bytes_of, plan_buffers
 from tandemrt.runtime.backends.pieces import OpenPiece, open_piece, read_constants
@@ -99,7 +99,7 @@ class Executor:
             if bytes_of(value.dtype, [shape]) > len(memory):
                 raise InternalError(f"bind: a call of {dict(sizes)} is larger than {list(map(dict, self._largest))}")
             dtype = getattr(torch, value.dtype)
-            found[name] = memory.view(dtype)[: torch.Size(shape).numel()].view(shape)
+            found[name] = viewed(memory, dtype)[: prod(shape)].view(shape)
         return found
 
     def _launch(self, step: Operator, named: Mapping[str, torch.Tensor]) -> Call:

@@ -3,13 +3,20 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadBundle
 from tandemrt.plugins.sessions import place
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import check_tensors
-from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session
+from tandemrt.runtime.backends.sessions import (
+    CPU,
+    SPINNING,
+    Provider,
+    bindings,
+    cuda_provider,
+    onnxruntime,
+    open_session,
+)
 
 
 class OnnxRuntimeEngine:
@@ -25,15 +32,24 @@ class OnnxRuntimeEngine:
 
     @classmethod
     def open(
-        cls, path: Path | str, contract: Contract, *, device: str | torch.device = "cpu", threads: int | None = None
+        cls,
+        path: Path | str,
+        contract: Contract,
+        *,
+        device: "str | torch.device" = "cpu",
+        threads: int | None = None,
+        spinning: bool = False,
     ) -> "OnnxRuntimeEngine":
         """Open ``path`` on ``device`` and check its bindings. ``threads`` limits CPU threads (None: one per core).
+
+        ``spinning``: threads wait for the next node of a run awake; see SPINNING.
 
         Raises BackendUnavailable if onnxruntime has no provider for the device or cannot load it, and BadBundle if
         the file cannot be loaded or its bindings differ from ``contract``.
         """
         device = torch.device(device)
-        session = open_session(path, _providers(device), threads=threads)
+        entries = SPINNING if spinning and device.type == "cpu" else {}
+        session = open_session(path, _providers(device), threads=threads, entries=entries)
         found = Contract(bindings(session.get_inputs()), bindings(session.get_outputs()), contract.aliases)
         differences = contract.differences(found)
         if differences:

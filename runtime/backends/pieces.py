@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadBundle
 from tandemrt.plugins.sessions import place
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.sessions import CPU, Provider, bindings, cuda_provider, onnxruntime, open_session
 
 _CAPTURABLE = {

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from tandemrt.engines.binding import Binding
 from tandemrt.engines.dtypes import from_onnxruntime
 from tandemrt.engines.errors import BackendUnavailable, BadBundle
 from tandemrt.plugins.sessions import session_options
+from tandemrt.plugins.tensors import torch
 
 try:
     import onnxruntime as onnxruntime  # exported
@@ -19,6 +18,14 @@ except ImportError as error:
     ) from error
 
 Provider = tuple[str, dict[str, str]]
+
+# For the many small nodes of a decoder: its threads stay awake between them, no longer than that, and not behind the
+# run's end, where they would take the cores from verification.
+SPINNING = {
+    "session.intra_op.allow_spinning": "1",
+    "session.intra_op.spin_duration_us": "100",
+    "session.force_spinning_stop": "1",
+}
 
 onnxruntime.set_default_logger_severity(3)  # errors: opening a CUDA session warns of devices that nobody asked for
 

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-
 from tandemrt.engines.contract import BLOCK_SIZE, Contract, blocks_of, table_width
 from tandemrt.engines.manifest import Limits
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.allocator import BlockAllocator
+from tandemrt.runtime.caches.linear import LinearCache, LinearRoom
+from tandemrt.runtime.caches.tensors import cache_tensors
 from tandemrt.runtime.device import upload
 
 
@@ -23,62 +24,59 @@ class Cache(Protocol):
 class Room(Protocol):
     """How the memory of the caches is shared out to slots."""
 
-    tokens: int | None  # that all slots hold together; None: every slot has a row of full length
+    finds_answers: bool  # whether tokens that rounds have written are found again, too, or those of prompts alone
 
-    def reserve(self, slot: int, tokens: int) -> bool:
-        """Make sure that ``slot`` can hold ``tokens`` tokens for as long as it likes; False if it must wait."""
+    def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
+        """Make sure that ``slot`` can hold ``tokens`` tokens until it leaves. None if there is too little memory.
+
+        ``hashes`` (BlockHashes) name the first blocks of the text of a slot that holds nothing yet. Returns how many
+        tokens of it are in the caches already, a multiple of BLOCK_SIZE.
+        """
+
+    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """Let others find the first blocks of the text of ``slot``, of these ``hashes``.
+
+        All that writes them must have been enqueued: whoever finds them reads behind it, in the order of the device's
+        work. Nothing may write them again but what they hold.
+        """
 
     def leave(self, slot: int) -> None:
         """Take back what ``slot`` holds, if anything, behind all work that was enqueued for it."""
-
-
-class LinearCache:
-    """Tensors [slots, kv_heads, capacity, head_dim]: one row per slot."""
-
-    def __init__(self, contract: Contract, slots: int, device: torch.device) -> None:
-        self.tensors = _tensors(contract, {"batch": slots}, device)
-
-    def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
-        """See Cache.rows."""
-        return {name: tensor[start : start + count] for name, tensor in self.tensors.items()}
-
-
-class LinearRoom:
-    """A row of full length for every slot: there is nothing to share out."""
-
-    tokens: int | None = None
-
-    def reserve(self, slot: int, tokens: int) -> bool:  # noqa: ARG002
-        """See Room.reserve."""
-        return True
-
-    def leave(self, slot: int) -> None:
-        """See Room.leave."""
 
 
 class BlockTable:
     """Which blocks each slot's tokens lie in: int32 [slots, max_blocks] on the device, shared by all paged caches.
 
     A slot without a request has a row of zeros, the scratch block. Changes are ordered by the current stream, so a
-    block changes hands behind everything its last owner wrote.
+    block changes hands behind everything its last owner wrote, and who finds a known block reads it behind all that
+    was written to it.
     """
+
+    finds_answers = True
 
     def __init__(self, slots: int, max_blocks: int, blocks: int, device: torch.device) -> None:
         self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)
         self.allocator = BlockAllocator(blocks)
-        self.tokens: int | None = (blocks - 1) * BLOCK_SIZE
 
-    def reserve(self, slot: int, tokens: int) -> bool:
+    def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
         """See Room.reserve."""
-        blocks = self.allocator.allocate(slot, tokens)
+        held = self.allocator.held(slot)
+        if held >= blocks_of(tokens):  # every round asks for every slot
+            return 0
+        found = 0 if held else self.allocator.found(hashes)
+        blocks = self.allocator.allocate(slot, tokens, hashes)
         if blocks is None:
-            return False
-        upload(blocks, self.device[slot, : len(blocks)])
-        return True
+            return None
+        upload(blocks, self.device[slot, held : held + len(blocks)])
+        return found * BLOCK_SIZE
+
+    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
+        """See Room.know."""
+        self.allocator.know(slot, hashes)
 
     def leave(self, slot: int) -> None:
         """See Room.leave."""
-        if not self.allocator.holds(slot):
+        if not self.allocator.held(slot):
             return
         try:
             self.device[slot].zero_()
@@ -90,26 +88,13 @@ class PagedCache:
     """Tensors [blocks, kv_heads, block_size, head_dim] that all slots share, by a table."""
 
     def __init__(self, contract: Contract, table: BlockTable, device: torch.device) -> None:
-        self.tensors = _tensors(contract, {"blocks": table.allocator.blocks}, device)
+        self.tensors = cache_tensors(contract, {"blocks": table.allocator.blocks}, device)
         self._table = table
 
     def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
         """See Cache.rows. The call has windows of these slots and no prompts."""
         table = self._table.device
         return {"block_table": table[start : start + count], **no_prompts(table), **self.tensors}
-
-    def runs(self, slot: int, index: torch.Tensor, tokens: int) -> dict[str, torch.Tensor]:
-        """The bindings of a call of ``tokens`` prompt tokens of ``slot``, which has ``index`` [1] cached, alone."""
-        table = self._table.device[slot : slot + 1]
-        device = table.device
-        return {
-            "block_table": table,
-            "prompt_rows": torch.zeros(tokens, dtype=torch.int32, device=device),
-            "prompt_starts": torch.tensor([0, tokens], dtype=torch.int32, device=device),
-            "prompt_index": index,
-            "prompt_table": table,
-            **self.tensors,
-        }
 
 
 def windows(contract: Contract, tokens: torch.Tensor, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -135,13 +120,16 @@ def no_prompts(table: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def make_room(limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device) -> Room:
+def make_room(
+    limits: Limits, contracts: Sequence[Contract], tokens: int | None, device: torch.device, *, window: int
+) -> Room:
     """Memory for ``tokens`` tokens in all (None: as many as the bundle says), shared by the caches of ``contracts``.
 
+    Rounds draft at most ``window`` tokens.
     ``tokens`` sizes paged caches; RuntimeOptions.require_fit refuses it where there are none.
     """
     if not any(map(is_paged, contracts)):
-        return LinearRoom()
+        return LinearRoom(window)
     return BlockTable(limits.batch, table_width(limits.capacity), blocks_in_all(limits, tokens), device)
 
 
@@ -155,19 +143,13 @@ def blocks_in_all(limits: Limits, tokens: int | None) -> int:
 def make_cache(contract: Contract, slots: int, room: Room, device: torch.device) -> Cache:
     """The cache of a decoder, in the form that its contract asks for."""
     if not is_paged(contract):
-        return LinearCache(contract, slots, device)
+        assert isinstance(room, LinearRoom)
+        linear = LinearCache(contract, slots, device)
+        room.add(linear)
+        return linear
     assert isinstance(room, BlockTable)
     return PagedCache(contract, room, device)
 
 
 def is_paged(contract: Contract) -> bool:
     return any(binding.name == "block_table" for binding in contract.inputs)
-
-
-def _tensors(contract: Contract, sizes: dict[str, int], device: torch.device) -> dict[str, torch.Tensor]:
-    return {
-        source: torch.zeros(
-            contract[source].resolve(sizes), dtype=getattr(torch, contract[source].dtype), device=device
-        )
-        for _, source in contract.aliases
-    }

@@ -14,8 +14,9 @@ import torch
 from tandemrt.engines.calls import decoder_uses
 from tandemrt.engines.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.manifest import Limits
-from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.caches.kv_cache import BlockTable, Cache, LinearCache, PagedCache, is_paged, windows
+from tandemrt.runtime.backends.base import Engine, prompt_rows
+from tandemrt.runtime.caches.kv_cache import BlockTable, Cache, PagedCache, is_paged, windows
+from tandemrt.runtime.caches.linear import LinearCache
 
 _CHUNK = 48  # tokens, at most: longer ones only cost the CPU time
 _QUERIES = ("window", "window", "one", "window", "one", "one")
@@ -103,8 +104,9 @@ def found(engine: Engine, plan: Plan, poison: float = 0.0) -> Iterator[tuple[str
             for start in range(0, prompt, plan.chunk):
                 chunk = plan.tokens[row][start : min(start + plan.chunk, prompt)]
                 last = len(chunk) - 1
-                logits = decoder(row, torch.tensor([chunk]), [start], torch.tensor([[last]]))
-                yield "prefill", row, start + last, logits[0, 0]
+                score = torch.full((1, prompt_rows(engine)), last)  # as it is served: what follows reads its caches
+                for logits in decoder(row, torch.tensor([chunk]), [start], score)[0]:
+                    yield "prefill", row, start + last, logits
     for query, places in steps:
         fed = [list(tokens[at : at + query]) for tokens, at in zip(plan.tokens, places, strict=True)]
         logits = decoder(0, torch.tensor(fed), list(places), torch.arange(query).repeat(len(fed), 1))

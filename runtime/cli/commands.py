@@ -16,7 +16,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.command_options import takes_options
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.fit import require_fit
-from tandemrt.engines.options import RuntimeOptions
+from tandemrt.engines.options import OpeningOptions, RuntimeOptions
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
 from tandemrt.runtime.cli.serve import serve
 
@@ -141,7 +141,8 @@ def bench(
     from tandemrt.runtime.llm import LLM
 
     def open_llm(*, speculating: bool) -> "LLM":
-        opening = options.given()
+        # Unless asked for: a repeat would find the prompts of the one before.
+        opening: OpeningOptions = {"prefix_caching": False, **options.given()}
         if not speculating:
             opening["window"] = 0
         return LLM(bundle, **opening)

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import SlotListener
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.round import Round
@@ -23,14 +25,17 @@ class Drafter(SlotListener, Protocol):
     def caches(self) -> Sequence[Cache]:
         """The key/value caches of its own models, none without one."""
 
-    def prefill(self, slot: int, start: int, count: int) -> None:
-        """Take in prompt tokens [start, start + count) of ``slot``, whose ``length`` is ``start``."""
+    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+        """Take in the next prompt tokens [slots, tokens] of slots from ``slot`` on, where its caches are linear."""
+
+    def held(self, running: Running) -> int:
+        """How many tokens of a text its caches hold at least, prefill aside; all of them if it has none."""
 
     def skip(self, this: Round) -> None:
-        """Take note that ``this`` round drafts nothing."""
+        """Take note that ``this`` round drafts nothing, and take in its prompts."""
 
     def propose(self, this: Round) -> Buffer | None:
-        """Draft the window of ``this`` round, at least one token.
+        """Draft the window of ``this`` round, at least one token, and take in its prompts.
 
         Returns the probabilities the drafts were drawn from, float32 [batch, window, vocab], if a rule reads them.
         """

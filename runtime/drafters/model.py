@@ -1,19 +1,23 @@
 """Drafts from an independent, smaller model with the target's vocabulary and a cache of its own."""
 
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 
-import torch
-
+from tandemrt.engines import calls
+from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.plugins.operators import Rule
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache, is_paged, windows
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.planner import Chunk, plan, total
 from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.round.runs import PromptRuns
 from tandemrt.runtime.round.state import SlotState
-from tandemrt.runtime.round.tandem import logits_width, prefill_call
+from tandemrt.runtime.round.tandem import MOST_PACKED, logits_width, prefill_call, prompts_call
 
 
 class ModelDrafter:
@@ -22,7 +26,11 @@ class ModelDrafter:
     The first run of a round takes the two newest tokens: after a fully accepted window the last drafted token is in
     no cache yet, and writing the other one again changes nothing.
 
-    ``engines`` holds "draft", "propose" and "propose_probs". ``chunk`` bounds the tokens of one prefill.
+    Over a paged cache, a round's prompts ride along with that first run.
+
+    ``engines`` holds "draft", "propose" and "propose_probs". ``runs`` are the prompts of a round over a paged cache,
+    None over a linear one; ``missed`` is another such object for what the draft is fed later. ``chunk`` bounds the
+    tokens of one such call.
     """
 
     ahead = True
@@ -34,6 +42,8 @@ class ModelDrafter:
         state: SlotState,
         kv: Cache,
         graphs: Graphs,
+        runs: PromptRuns | None,
+        missed: PromptRuns | None,
         *,
         slots: int,
         window: int,
@@ -44,6 +54,7 @@ class ModelDrafter:
         self._buffers = buffers
         self._state = state
         self._graphs = graphs
+        self._runs, self._missed = runs, missed
         self._slots, self._chunk = slots, chunk
         self._vocab = logits_width(engines["draft"].contract)
         device = engines["draft"].device
@@ -56,13 +67,15 @@ class ModelDrafter:
         self._score_rows = Buffer((slots,), torch.int64, device)
         self._only_row = torch.zeros(slots, 1, dtype=torch.int64, device=device)
         # Over a paged cache rows that get logits are counted from the first token of the call.
-        self._first = torch.arange(slots, device=device) * is_paged(engines["draft"].contract)
+        self._first_rows = 2 * torch.arange(slots, device=device) * is_paged(engines["draft"].contract)
         self._logits = Buffer((slots, 1, self._vocab), dtype, device)
         self._tokens = torch.zeros(window, slots, dtype=torch.int64, device=device)
         self._step_probs = Buffer((slots, self._vocab), torch.float32, device)
         self._draft_probs = Buffer((slots, window, self._vocab), torch.float32, device)
         self._seen: dict[int, int] = {}  # of slots that it was not asked for lately: tokens that are in its cache
         self._run_call = cache(self._bind_run)
+        self._packed_call = lru_cache(MOST_PACKED)(self._bind_packed)
+        self._prompts_call = lru_cache(MOST_PACKED)(self._bind_prompts)
         self._draw_call = cache(self._bind_draw)
 
     def join(self, running: Running) -> None:
@@ -72,39 +85,55 @@ class ModelDrafter:
         """See SlotListener.leave."""
         self._seen.pop(slot, None)
 
-    def prefill(self, slot: int, start: int, count: int) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
         """See Drafter.prefill."""
-        self._prefill(slot, start, count, self._state.view("length", slot + 1)[slot:])
+        self._prefill(slot, tokens, self._state.view("length", slot + len(tokens))[slot:])
+
+    def held(self, running: Running) -> int:
+        """See Drafter.held. After a fully accepted window the last drafted token is in no cache yet."""
+        return self._seen.get(running.slot, max(running.prefill_end, len(running.tokens) - 2))
 
     def skip(self, this: Round) -> None:
         """See Drafter.skip. What these rows emit meanwhile is fed to the draft before it is asked again."""
         for slot, running in this.rows.items():
             self._seen.setdefault(slot, len(running.tokens) - 1)
+        if this.prompts != NO_PROMPTS:
+            assert self._runs is not None
+            self._take_in(self._runs, this.prompts)
 
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the draft model and one draw per drafted token."""
-        for slot, running in this.rows.items():
-            self._catch_up(slot, running)
-        batch, window, filters = this.batch, this.window, this.filters
+        self._catch_up(this.rows)
+        batch, window, filters, prompts = this.batch, this.window, this.filters, this.prompts
         draft_probs = self._draft_probs if Rule.REJECTION in this.rules else None
         outputs = [self._buffers.draft_tokens.view(batch, window)]
         if draft_probs is not None:
             outputs.append(draft_probs.view(batch, window, self._vocab))
+
+        def work() -> None:
+            self._chain(batch, window, prompts, keep_probs=draft_probs is not None, filters=filters)
+
+        if prompts != NO_PROMPTS:
+            self._graphs.run_eagerly(work, "prompts")
+            return draft_probs
         self._graphs.run(
             ("propose", batch, window, draft_probs is None, filters),
-            lambda: self._chain(batch, window, keep_probs=draft_probs is not None, filters=filters),
+            work,
             outputs=outputs,
             capturable=all(self._engines[name].capturable for name in ("draft", "propose", "propose_probs")),
         )
         return draft_probs
 
-    def _chain(self, batch: int, window: int, *, keep_probs: bool, filters: bool) -> None:
+    def _chain(self, batch: int, window: int, prompts: Packed, *, keep_probs: bool, filters: bool) -> None:
         length = self._state.view("length", batch)
         # A text of one token has no previous one: `newest` repeats it, and its first copy is the one to score.
         torch.add(length, self._steps, out=self._index[:, :batch]).clamp_(min=0)
-        torch.clamp(length, max=1, out=self._score_rows.view(batch)).add_(2 * self._first[:batch])
+        torch.clamp(length, max=1, out=self._score_rows.view(batch)).add_(self._first_rows[:batch])
         for step in range(window):
-            self._run_call(batch, step).run()
+            if step == 0 and prompts != NO_PROMPTS:
+                self._run_packed(batch, prompts)
+            else:
+                self._run_call(batch, step).run()
             self._draw_call(batch, step, keep_probs, filters).run()
             if keep_probs:
                 self._draft_probs.view(batch, window, self._vocab)[:, step].copy_(
@@ -112,22 +141,41 @@ class ModelDrafter:
                 )
         self._buffers.draft_tokens.view(batch, window).copy_(self._tokens[:window, :batch].T)
 
-    def _catch_up(self, slot: int, running: Running) -> None:
-        start, end = self._seen.pop(slot, None), len(running.tokens) - 1  # the round itself feeds the newest two
-        if start is None:
-            return
-        upload(running.tokens[start:end], self._buffers.prompts[slot, start:end])
-        for at in range(start, end, self._chunk):
-            self._index[0, :1].fill_(at)
-            self._prefill(slot, at, min(self._chunk, end - at), self._index[0, :1])
+    def _catch_up(self, rows: Mapping[int, Running]) -> None:
+        """Feed the draft what these texts have and it was not asked for; the round itself feeds the newest two."""
+        late = [Chunk(slot, self._seen.pop(slot), len(rows[slot].tokens) - 1) for slot in rows if slot in self._seen]
+        texts = {chunk.slot: rows[chunk.slot].tokens for chunk in late}
+        while chunks := plan(late, self._chunk):
+            if self._missed is None:
+                self._feed(chunks, texts)
+            else:
+                sizes = calls.packed(0, total(chunks), len(chunks))
+                self._missed.write(chunks, texts, sizes)
+                self._take_in(self._missed, sizes)
+            ends = {chunk.slot: chunk.end for chunk in chunks}
+            late = [chunk._replace(start=ends.get(chunk.slot, chunk.start)) for chunk in late]
 
-    def _prefill(self, slot: int, start: int, count: int, length: torch.Tensor) -> None:
-        prompt, end = self._buffers.prompts[slot, start : start + count], self._only_row[:1]
-        prefill_call(self._engines["draft"], self._cache, slot, prompt, length, end, self._logits).run()
+    def _feed(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]]) -> None:
+        for slot, start, end in chunks:
+            tokens = self._buffers.chunk.view(1, end - start)
+            upload([texts[slot][start:end]], tokens)
+            self._index[0, :1].fill_(start)
+            self._prefill(slot, tokens, self._index[0, :1])
+
+    def _take_in(self, runs: PromptRuns, sizes: Packed) -> None:
+        self._graphs.run_eagerly(self._prompts_call(runs, sizes).run, "prompts")
+
+    def _prefill(self, slot: int, tokens: torch.Tensor, length: torch.Tensor) -> None:
+        prefill_call(self._engines["draft"], self._cache, slot, tokens, length, self._logits).run()
+
+    def _run_packed(self, batch: int, prompts: Packed) -> None:
+        """The first run of a round, with its prompts."""
+        assert self._runs is not None
+        self._runs.windows(batch, 2, prompts).copy_(self._state.newest[:batch])
+        self._packed_call(batch, prompts).run()
 
     def _bind_run(self, batch: int, step: int) -> Call:
-        first = step == 0
-        engine = self._engines["draft"]
+        first, engine = step == 0, self._engines["draft"]
         tokens = self._state.newest[:batch] if first else self._tokens[step - 1, :batch, None]
         return engine.bind(
             {
@@ -138,6 +186,22 @@ class ModelDrafter:
                 **self._cache.rows(0, batch),
             }
         )
+
+    def _bind_packed(self, batch: int, prompts: Packed) -> Call:
+        assert self._runs is not None
+        return self._engines["draft"].bind(
+            {
+                "token_ids": self._runs.token_ids(2 * batch, prompts),
+                "score_rows": self._score_rows.view(batch, 1),
+                "write_index": self._index[0, :batch],
+                "logits": self._logits.view(batch, 1, self._vocab),
+                **self._cache.rows(0, batch),
+                **self._runs.bindings(prompts),
+            }
+        )
+
+    def _bind_prompts(self, runs: PromptRuns, sizes: Packed) -> Call:
+        return prompts_call(self._engines["draft"], self._cache, runs, sizes, self._logits)
 
     def _bind_draw(self, batch: int, step: int, keep_probs: bool, filters: bool) -> Call:
         tensors = self._state.sampling(batch) | {

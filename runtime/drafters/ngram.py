@@ -5,6 +5,7 @@ Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
 
 from collections.abc import Sequence
 
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.round import Round
@@ -30,8 +31,12 @@ class NgramDrafter:
         """See SlotListener.leave."""
         self._indexes.pop(slot, None)
 
-    def prefill(self, slot: int, start: int, count: int) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
         """See Drafter.prefill. The text itself is the index."""
+
+    def held(self, running: Running) -> int:
+        """See Drafter.held."""
+        return len(running.tokens)
 
     def skip(self, this: Round) -> None:
         """See Drafter.skip."""

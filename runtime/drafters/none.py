@@ -1,5 +1,6 @@
 """No drafting: every round decides one token."""
 
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.round import Round
 
@@ -17,8 +18,12 @@ class NoDrafter:
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
 
-    def prefill(self, slot: int, start: int, count: int) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
         """See Drafter.prefill."""
+
+    def held(self, running: Running) -> int:
+        """See Drafter.held."""
+        return len(running.tokens)
 
     def skip(self, this: Round) -> None:
         """See Drafter.skip."""

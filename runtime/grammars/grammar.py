@@ -1,4 +1,4 @@
-"""Grammars by xgrammar, the only file that imports it: a vocabulary and a source in, mask rows out."""
+"""Grammars by xgrammar: a vocabulary and a source in, mask rows out."""
 
 import re
 from collections.abc import Iterable, Sequence, Set
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
-import xgrammar
 
 from tandemrt.engines.contract import mask_words
 from tandemrt.engines.errors import BadRequest, InternalError, clipped
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.phases import Grammar as Grammar
+from tandemrt.runtime.grammars import binding
 
 
 class XGrammar:
@@ -23,7 +23,7 @@ class XGrammar:
 
     def __init__(
         self,
-        matcher: xgrammar.GrammarMatcher,
+        matcher: binding.GrammarMatcher,
         words: int,
         stop_ids: Set[int],
         mute: Set[int] = frozenset(),
@@ -70,7 +70,7 @@ class XGrammar:
 class CompiledGrammar:
     """A grammar ready to start. Immutable; share it between requests and threads."""
 
-    compiled: xgrammar.CompiledGrammar
+    compiled: binding.CompiledGrammar
     words: int
     stop_ids: tuple[int, ...]
     spelling_nothing: frozenset[int]
@@ -83,7 +83,7 @@ class CompiledGrammar:
         """Start from the beginning. ``stop_ids`` end the text, where it is complete and nowhere else; None: those of
         the compiler."""
         stops = frozenset(self.stop_ids if stop_ids is None else stop_ids)
-        matcher = xgrammar.GrammarMatcher(self.compiled, override_stop_tokens=sorted(stops))
+        matcher = binding.GrammarMatcher.of(self.compiled, sorted(stops))
         stray = frozenset(self.stop_ids) - stops
         return XGrammar(matcher, self.words, stops, (self.spelling_nothing | stray) - stops, sorted(stray))
 
@@ -101,7 +101,7 @@ class GrammarCompiler:
         self._threads = threads
         self._tokens = vocabulary.tokens
         self._making = Lock()
-        self._compilers: dict[bool, tuple[xgrammar.GrammarCompiler, frozenset[int]]] = {}
+        self._compilers: dict[bool, tuple[binding.GrammarCompiler, frozenset[int]]] = {}
 
     def compile(self, kind: str, source: str, *, any_whitespace: bool = True) -> CompiledGrammar:
         """Compile a ``json`` schema, a ``regex`` or an EBNF ``grammar``. Raises BadRequest."""
@@ -120,16 +120,13 @@ class GrammarCompiler:
             raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(_reason(error))}") from error
         return CompiledGrammar(compiled, self._words, self._stop_ids, spelling_nothing)
 
-    def _compiler(self, *, json: bool) -> tuple[xgrammar.GrammarCompiler, frozenset[int]]:
+    def _compiler(self, *, json: bool) -> tuple[binding.GrammarCompiler, frozenset[int]]:
         # JSON has no raw control characters inside strings, yet xgrammar's bounded strings allow them. Nothing in JSON
         # needs a token with one, line breaks apart, so those tokens do not exist for it.
         with self._making:
             if json not in self._compilers:
                 tokens = [b"" if json and _CONTROL.search(token) else token for token in self._tokens]
-                info = xgrammar.TokenizerInfo(
-                    tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=list(self._stop_ids)
-                )
-                compiler = xgrammar.GrammarCompiler(info, max_threads=self._threads, cache_enabled=False)
+                compiler = binding.GrammarCompiler(tokens, self._stop_ids, max_threads=self._threads)
                 self._compilers[json] = compiler, frozenset(i for i, token in enumerate(tokens) if not token)
             return self._compilers[json]
 

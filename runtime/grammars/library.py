@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakMethod
 
 from tandemrt.engines.errors import BadRequest, Closed
@@ -14,7 +14,9 @@ from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime import leaving
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler, XGrammar
 from tandemrt.runtime.grammars.output import OutputCheck
-from tandemrt.runtime.grammars.structured import Source, read
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.grammars.structured import Source
 
 
 class GrammarCache:
@@ -107,6 +109,8 @@ class GrammarLibrary:
             BadRequest: at once, for what needs no compiler: an invalid schema, a keyword that cannot be enforced, a
                 source that is too large.
         """
+        from tandemrt.runtime.grammars.structured import read  # with jsonschema: a request without a grammar needs none
+
         source, check = read(structured)
         size = len(source.text.encode())
         if size > self._max_source_bytes:
@@ -142,7 +146,7 @@ class GrammarLibrary:
         for future in futures:
             _settle(future, None, Closed("this runtime was closed; open the bundle again"))
 
-    def _grammar(self, source: Source) -> "Future[CompiledGrammar]":
+    def _grammar(self, source: "Source") -> "Future[CompiledGrammar]":
         future: Future[CompiledGrammar] = Future()
         with self._lock:
             if self._closed:
@@ -159,14 +163,14 @@ class GrammarLibrary:
             future.set_result(known)
         return future
 
-    def _limit(self, source: Source, future: "Future[CompiledGrammar]") -> None:
+    def _limit(self, source: "Source", future: "Future[CompiledGrammar]") -> None:
         """From here on the compiler works for ``future``, and its time runs."""
         timer = threading.Timer(min(self._timeout_s, threading.TIMEOUT_MAX), self._give_up, [source, future])
         timer.daemon = True
         timer.start()
         future.add_done_callback(lambda _: timer.cancel())
 
-    def _give_up(self, source: Source, future: "Future[CompiledGrammar]") -> None:
+    def _give_up(self, source: "Source", future: "Future[CompiledGrammar]") -> None:
         with self._lock:
             compilation = self._waiting.get(source)
             if compilation is None or future not in compilation.futures:
@@ -176,7 +180,7 @@ class GrammarLibrary:
         rule += "bounded strings and repetitions are the slow ones) or raise the limit"
         _settle(future, None, BadRequest(rule))
 
-    def _compile(self, source: Source) -> None:
+    def _compile(self, source: "Source") -> None:
         """Compile for all who wait for ``source``. Whatever is raised is theirs."""
         with self._lock:
             compilation = self._waiting.get(source)
@@ -199,7 +203,7 @@ class GrammarLibrary:
         for future in compilation.futures:
             _settle(future, grammar, failure)
 
-    def _key(self, source: Source) -> tuple[Any, ...]:
+    def _key(self, source: "Source") -> tuple[Any, ...]:
         return self._digest, self._stop_ids, source
 
 

@@ -5,14 +5,14 @@ import time
 from concurrent.futures import Future
 from functools import partial
 
-from transformers import PreTrainedTokenizerBase
-
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.calls import capacity
+from tandemrt.engines.contract import BLOCK_SIZE
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.params import SamplingParams
+from tandemrt.engines.tokenizer import Tokenizer
 from tandemrt.engines.vocabulary import Vocabulary
+from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.phases import Grammar
 from tandemrt.runtime.constraints.thinking import ThinkingRule
@@ -32,17 +32,17 @@ class Admission:
     def __init__(
         self,
         bundle: Bundle,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         vocabulary: Vocabulary,
         *,
         window: int,
-        cache_tokens: int | None,
+        prefix_caching: bool,
         grammar_timeout_s: float,
     ) -> None:
         self._bundle = bundle
         self._tokenizer = tokenizer
         self._window = window
-        self._cache_tokens = cache_tokens  # None: every slot has room for the engine's length
+        self._digest = bundle.manifest.digest if prefix_caching else None
         self._require_rules()
         self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
         self._processes = ProcessPool()
@@ -64,12 +64,6 @@ class Admission:
             )
         require_fit(params, self._bundle.manifest, self._window)
         max_tokens = room if params.max_tokens is None else params.max_tokens
-        needed = capacity(len(ids) + max_tokens, self._window)
-        if self._cache_tokens is not None and needed > self._cache_tokens:
-            raise BadRequest(
-                f"max_tokens: prompt ({len(ids)}), output ({max_tokens}) and a window ({self._window + 1}) need room "
-                f"for {needed} tokens and the whole cache has {self._cache_tokens}; ask for fewer or raise cache_tokens"
-            )
         request = Request(
             ids,
             params,
@@ -83,14 +77,22 @@ class Admission:
         return Waiting(
             request,
             self._enforcement(ids, params, max_tokens),
-            Transcript(self._tokenizer.backend_tokenizer, params.stop, include_stop=params.include_stop_str_in_output),
+            Transcript(self._tokenizer.backend, params.stop, include_stop=params.include_stop_str_in_output),
             Penalties.of(ids, params),
+            self._hashes(ids, params.cache_salt),
         )
 
     def close(self) -> None:
         """Let the compiler's threads end, and the processes."""
         self._grammars.close()
         self._processes.close()
+
+    def _hashes(self, ids: list[int], salt: str | None) -> BlockHashes | None:
+        if self._digest is None:
+            return None
+        hashes = BlockHashes(self._digest, salt)
+        hashes.first(ids, len(ids) // BLOCK_SIZE)  # here rather than in the loop
+        return hashes
 
     def _enforcement(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Enforcement]":
         thinking = self._thinking(params)

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from tandemrt.engines.errors import BadRequest, clipped, quoted
+from tandemrt.engines.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -37,7 +36,7 @@ def is_batch(prompts: Any) -> bool:
     )
 
 
-def token_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, valid_tokens: int, limit: int) -> list[int]:
+def token_ids(prompt: Prompt, tokenizer: Tokenizer, *, valid_tokens: int, limit: int) -> list[int]:
     """Return the prompt's token ids: a text is encoded, chat messages go through the tokenizer's template.
 
     Raises BadRequest for an empty prompt, ids outside [0, valid_tokens), or more than ``limit`` tokens.
@@ -56,7 +55,7 @@ def token_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, valid_token
     return ids
 
 
-def _encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
         return _encode_text(prompt, tokenizer)
     if isinstance(prompt, Chat):
@@ -72,25 +71,23 @@ def _encode(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     )
 
 
-def _encode_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _encode_chat(chat: Chat, tokenizer: Tokenizer) -> list[int]:
     messages = list(chat.messages)
-    if not tokenizer.chat_template:
+    if not tokenizer.chat_templates:
         raise BadRequest(
             "prompt: the bundle's tokenizer must have a chat template to take messages, and has none; "
             f"send a text instead (tandemrt run: --raw), received {quoted(messages)}"
         )
     try:
-        text = tokenizer.apply_chat_template(
-            messages, tools=list(chat.tools) or None, add_generation_prompt=True, tokenize=False
-        )
+        text = tokenizer.apply_chat_template(messages, tools=chat.tools)
     except Exception as error:  # templates raise whatever their author wrote
         raise BadRequest(
             f"prompt: the chat template refused the messages: {clipped(error)}; received {quoted(messages)}"
         ) from error
-    return _encode_text(str(text), tokenizer, add_special_tokens=False)
+    return _encode_text(text, tokenizer, add_special_tokens=False)
 
 
-def _encode_text(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True) -> list[int]:
+def _encode_text(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[int]:
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -98,5 +95,4 @@ def _encode_text(text: str, tokenizer: PreTrainedTokenizerBase, *, add_special_t
             f"prompt: must be text that UTF-8 can spell, received {text[error.start]!r} at character {error.start}; "
             "join or drop lone surrogates"
         ) from None
-    # Without transformers' own warning about length: ``token_ids`` refuses what is over the bundle's limit.
-    return [int(i) for i in tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -104,6 +104,7 @@ class Request:
         stop_reason: str | int | None = None,
         speculation: Speculation | None = None,
         forced_ends: int = 0,
+        num_cached_tokens: int = 0,
         error: str | None = None,
         failure: BaseException | None = None,
     ) -> None:
@@ -125,6 +126,7 @@ class Request:
             seed=self.seed,
             speculation=Speculation(self.window) if speculation is None else speculation,
             forced_ends=forced_ends,
+            num_cached_tokens=num_cached_tokens,
             error=named(failure) if error is None and failure is not None else error,
         )
 

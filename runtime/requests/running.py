@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import NamedTuple
 
 from tandemrt.runtime.constraints.phases import Phase
@@ -12,23 +13,25 @@ from tandemrt.runtime.requests.waiting import Waiting
 
 
 class Running:
-    """State of a request from the moment it joins ``slot``. Used by the loop's thread alone.
+    """State of a request from the moment it joins ``slot``, also while it has none again. Used by the loop's thread.
 
-    ``tokens`` holds prompt and output; ``prefilled`` counts those in the caches. All but the last token that a request
-    comes with are prefilled: the last one is the first token a round feeds, so the first output token is decided by
-    the same code as every other.
+    ``tokens`` holds prompt and output; ``prefilled`` counts those in the caches, ``cached`` of them found there. All
+    but the last token that a request comes with are prefilled: the last one is the first token a round feeds, so the
+    first output token is decided by the same code as every other.
 
     Raises what kept ``waiting.enforcement`` from being made; a request that waits for it must not run.
     """
 
-    def __init__(self, waiting: Waiting, slot: int) -> None:
+    def __init__(self, waiting: Waiting, slot: int, cached: int = 0) -> None:
         self.request: Request = waiting.request
-        self.slot = slot
         self.constraint, self._check = waiting.enforcement.result()
         self.penalties = waiting.penalties
+        self.hashes = waiting.hashes
         self.tokens = list(self.request.prompt)
-        self.prefill_end = len(self.tokens) - 1
-        self.prefilled = 0
+        self.preemptions = 0  # how often it had to give its slot back
+        self._waiting = waiting
+        self._cached_prompt = cached
+        self.sit(slot, cached)
         self.speculation = Speculation(self.request.window)
         self.boundaries_inside = 0  # reasoning that ended in the middle of what one round emitted
         self.counted = 0  # output tokens that the metrics know
@@ -38,6 +41,19 @@ class Running:
         self._told = 0  # output tokens the listener knows
         self._verdict: Future[str | None] | None = None  # on the finished text, while it is checked
         self._stop_reason: str | int | None = None
+
+    def preempt(self) -> Waiting:
+        """Return what waits for another slot. The text goes on there as if nothing had happened."""
+        self.preemptions += 1
+        return replace(self._waiting, preempted=self)
+
+    def sit(self, slot: int, cached: int) -> None:
+        """Sit in ``slot`` with all tokens so far, of which the caches hold the first ``cached``."""
+        self.slot = slot
+        self.cached = cached
+        self.prefilled = cached
+        self.prefill_end = len(self.tokens) - 1
+        self.known = 0  # blocks that others can find in the caches, see Slots.know
 
     @property
     def prefilling(self) -> bool:
@@ -180,6 +196,7 @@ class Running:
             stop_reason=stop_reason,
             speculation=self.speculation,
             forced_ends=self.forced_ends,
+            num_cached_tokens=self._cached_prompt,
             error=error,
             failure=failure,
         )

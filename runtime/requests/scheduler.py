@@ -2,7 +2,7 @@
 
 import threading
 import time
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from tandemrt.engines.errors import Closed, InternalError, QueueFull, named
@@ -18,7 +18,7 @@ class Admitted(NamedTuple):
     """Requests that joined a slot, and the one behind them that could not, if there is one."""
 
     joined: list[Running]
-    failed: tuple[Request, BaseException] | None
+    failed: tuple[Waiting, BaseException] | None
 
 
 class Scheduler:
@@ -31,6 +31,7 @@ class Scheduler:
         self.queue_limit = queue_limit
         self._slots = slots
         self._taken: dict[int, Request] = {}  # the requests in slots
+        self._preempted: list[Waiting] = []  # gave their slots back, and are next; the oldest first
         self._waiting: list[Waiting] = []
         self._called: list[Waiting] = []  # of those that wait, who is joining a slot right now
         self._displaced: list[Dropped] = []  # had to leave a full queue, and do not know it yet
@@ -48,6 +49,7 @@ class Scheduler:
         failure, if that client has more waiting than the one of the new request then has.
 
         Requests that free slots can take in the next round do not count as waiting; none can while one finds no room.
+        Those that were preempted do not count either: they have been let in before.
 
         Whoever is cancelled or out of time waits no longer for room. Raises Closed once the scheduler is closed and
         InternalError once the loop has died, also for those who wait for room.
@@ -76,19 +78,21 @@ class Scheduler:
     def admit(self, slots: Slots) -> Admitted:
         """Let ready requests join free slots, in turns; one whose grammar is compiling keeps nobody waiting.
 
-        If there is no room for one, it and all behind it wait: who needs much would else wait for ever behind those
-        who need little. One that cannot join at all leaves the queue, so that it is not tried for ever.
+        Those that were preempted come first: they had their turn. If there is no room for one, it and all behind it
+        wait: who needs much would else wait for ever behind those who need little. One that cannot join at all leaves
+        the queue, so that it is not tried for ever.
         """
         joined: list[Running] = []
         failed, no_room = None, False
         with self._changed:
             ready = [waiting for waiting in self._waiting if waiting.ready]
-            self._called = list(islice(self._turns.order(ready, self._taken.values()), slots.free))
+            begun = [*self._taken.values(), *(waiting.request for waiting in self._preempted)]
+            self._called = list(islice(chain(self._preempted, self._turns.order(ready, begun)), slots.free))
         for waiting in self._called:
             try:
                 running = slots.join(waiting)  # takes it out of the queue, see join
             except BaseException as error:  # it is this request's, whatever it is
-                failed = waiting.request, error
+                failed = waiting, error
                 break
             if running is None:
                 no_room = True
@@ -97,9 +101,14 @@ class Scheduler:
         with self._changed:
             self._called, self._no_room = [], no_room
             if failed is not None:
-                self._remove(failed[0])
+                self._remove(failed[0].request)
             self._changed.notify_all()
         return Admitted(joined, failed)
+
+    def preempt(self, waiting: Waiting) -> None:
+        """Let one go on before all others that wait: it gives its slot back, younger ones have done so before."""
+        with self._changed:
+            self._preempted.insert(0, waiting)
 
     def drop_waiting(self, now: float) -> list[Dropped]:
         """Take those out of the queue that were cancelled, are overdue, or whose constraint could not be made.
@@ -108,8 +117,10 @@ class Scheduler:
         """
         with self._changed:
             displaced, self._displaced = self._displaced, []
-            found = [(waiting, waiting.dropped(now)) for waiting in self._waiting]
-            self._waiting = [waiting for waiting, dropped in found if dropped is None]
+            found = [(waiting, waiting.dropped(now)) for waiting in (*self._preempted, *self._waiting)]
+            gone = [waiting for waiting, dropped in found if dropped is not None]
+            self._preempted = [waiting for waiting in self._preempted if waiting not in gone]
+            self._waiting = [waiting for waiting in self._waiting if waiting not in gone]
             self._changed.notify_all()
         for waiting, dropped in found:
             if dropped is not None:
@@ -122,22 +133,24 @@ class Scheduler:
             self._closed = True
             self._changed.notify_all()
             checked = [running.request for running in self.checks]
-            for request in (*(waiting.request for waiting in self._waiting), *self._taken.values(), *checked):
+            queued = (waiting.request for waiting in (*self._preempted, *self._waiting))
+            for request in (*queued, *self._taken.values(), *checked):
                 request.cancel()
 
-    def die(self, error: BaseException) -> list[Request]:
+    def die(self, error: BaseException) -> list[Waiting]:
         """Take no more requests, because of ``error``, and give up the queue: who was in it is returned."""
         with self._changed:
             self._closed, self._death = True, error
-            waiting, self._waiting = self._waiting, []
+            queued, self._preempted, self._waiting = [*self._preempted, *self._waiting], [], []
             self._changed.notify_all()
-        return [each.request for each in waiting]
+        return queued
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""
         with self._changed:
             self._taken[running.slot] = running.request
-            self._turns.take(running.request)
+            if not running.preemptions:
+                self._turns.take(running.request)
             self._remove(running.request)
 
     def leave(self, slot: int) -> None:
@@ -152,8 +165,8 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
-        return len(self._waiting)
+        """Requests in the queue, those included that had to give their slots back."""
+        return len(self._preempted) + len(self._waiting)
 
     @property
     def running(self) -> int:
@@ -168,8 +181,8 @@ class Scheduler:
         with self._changed:
             while not self._taken:
                 now = time.monotonic()
-                if self._closed or self._displaced:
-                    return bool(self._waiting or self._displaced or self.checks)
+                if self._closed or self._displaced or self._preempted:
+                    return bool(self._preempted or self._waiting or self._displaced or self.checks)
                 if self.checks.over(now):
                     return True
                 if any(each.enforcement.done() or each.request.interrupted(now) for each in self._waiting):
@@ -180,7 +193,7 @@ class Scheduler:
             return True
 
     def _joining(self) -> int:
-        return 0 if self._no_room else self._slots - len(self._taken)
+        return 0 if self._no_room or self._preempted else self._slots - len(self._taken)
 
     def _displace(self, newcomer: Request) -> None:
         """Make room in a full queue for ``newcomer``. Raises QueueFull if it is the one that has to leave."""
@@ -192,9 +205,10 @@ class Scheduler:
         if displaced is None:
             raise full
         self._remove(displaced.request)
-        self._displaced.append(Dropped(displaced.request, "error", full))
+        self._displaced.append(Dropped(displaced, "error", full))
 
     def _remove(self, request: Request) -> None:
+        self._preempted = [waiting for waiting in self._preempted if waiting.request is not request]
         self._waiting = [waiting for waiting in self._waiting if waiting.request is not request]
 
 

@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from tandemrt.engines.calls import capacity
+from tandemrt.engines.contract import BLOCK_SIZE
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.caches.kv_cache import Room
+from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.waiting import Waiting
 
@@ -30,6 +32,10 @@ class Slots:
     ``room`` is asked first whether a request can join, and with the ``listeners``, in this order, hears who joins and
     leaves. ``window``: the most tokens that a round drafts, which it may write behind the end of a text.
 
+    A request holds memory for what it has and for what its next rounds may write, and ``grow``s with its text. Those
+    in slots and those that were preempted stand in one order, that in which they came; only the youngest gives its
+    memory back, so the oldest always comes to its end.
+
     Only the loop's thread may let requests join and leave; any thread may look who is there.
     """
 
@@ -48,18 +54,36 @@ class Slots:
         slot = next((slot for slot in range(self.count) if slot not in self._running), None)
         if slot is None:
             raise InternalError(f"slots: all {self.count} are taken; a request must leave before another one joins")
+        tokens, request = waiting.tokens, waiting.request
+        # A round feeds the last token, and must not write a block that others read.
+        hashes = waiting.hashes.first(tokens, (len(tokens) - 1) // BLOCK_SIZE) if waiting.hashes else ()
         with ExitStack() as undo:
-            # All that the request may ever hold, so that it never runs out.
             undo.callback(self._room.leave, slot)
-            if not self._room.reserve(slot, capacity(waiting.request.length, self._window)):
+            cached = self._room.reserve(slot, self._needed(len(tokens), request), hashes)
+            if cached is None:
                 return None
-            running = Running(waiting, slot)
+            running = waiting.preempted
+            if running is None:
+                running = Running(waiting, slot, cached)
+            else:
+                running.sit(slot, cached)
             for listener in self._listeners:
                 undo.callback(listener.leave, slot)  # first: one that raises half-way may hold half
                 listener.join(running)
             self._running[slot] = running
             undo.pop_all()
         return running
+
+    def grow(self, running: Running) -> bool:
+        """Make sure that ``running`` has memory for its next round; False if there is too little."""
+        return self._room.reserve(running.slot, self._needed(len(running.tokens), running.request)) is not None
+
+    def know(self, running: Running, tokens: int) -> None:
+        """Let others find the first ``tokens`` tokens of a text in the caches, in whole blocks; see Room.know."""
+        blocks = (tokens if self._room.finds_answers else min(tokens, running.prefill_end)) // BLOCK_SIZE
+        if running.hashes is not None and blocks > running.known:
+            self._room.know(running.slot, running.hashes.first(running.tokens, blocks))
+            running.known = blocks
 
     def leave(self, slot: int) -> None:
         """Free ``slot``: all hear it, also behind one who raises, whose error then passes on."""
@@ -73,6 +97,13 @@ class Slots:
     def free(self) -> int:
         """Slots that nobody sits in."""
         return self.count - len(self._running)
+
+    def _needed(self, length: int, request: Request) -> int:
+        """Tokens of memory for a text of ``length`` tokens and all that may be enqueued before the host knows more.
+
+        That is a round which is not committed, and the one behind it.
+        """
+        return capacity(min(length + self._window + 1, request.length), self._window)
 
     def __len__(self) -> int:
         """Requests in slots."""

@@ -1,14 +1,18 @@
 """A request in the queue: all that could be made of it before it has a slot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.text import Transcript
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.requests.running import Running
 
 
 class Enforcement(NamedTuple):
@@ -25,13 +29,22 @@ class Enforcement(NamedTuple):
 class Waiting:
     """Waits for ``enforcement`` (a grammar is compiled off the loop), for a slot, and for room in the caches.
 
-    ``transcript`` is empty; it and ``penalties`` are made here because that costs the loop nothing.
+    ``transcript`` is empty; it, ``penalties`` and ``hashes`` are made here because that costs the loop nothing.
+    ``hashes`` is None where texts share nothing in the caches. ``preempted`` is what a request that had to give its
+    slot back goes on with, None for one that never had one.
     """
 
     request: Request
     enforcement: "Future[Enforcement]"
     transcript: Transcript
     penalties: Penalties | None
+    hashes: BlockHashes | None = None
+    preempted: "Running | None" = None
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What must be in the caches before the request goes on, and behind it the first token that a round feeds."""
+        return self.request.prompt if self.preempted is None else self.preempted.tokens
 
     @property
     def ready(self) -> bool:
@@ -44,12 +57,12 @@ class Waiting:
         failure = self.enforcement.exception() if self.enforcement.done() else None
         if reason is None and failure is None:
             return None
-        return Dropped(self.request, reason or "error", failure)
+        return Dropped(self, reason or "error", failure)
 
 
 class Dropped(NamedTuple):
-    """A request that leaves the queue and gets no slot, and why."""
+    """Who leaves the queue and gets no slot, and why."""
 
-    request: Request
+    waiting: Waiting
     reason: str
     failure: BaseException | None

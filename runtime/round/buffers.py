@@ -1,9 +1,10 @@
 """All tensors of a round: allocated once at the largest size, viewed at the size of a call, copied in from the host."""
 
-import torch
+from math import prod
 
 from tandemrt.engines.contract import mask_words
 from tandemrt.engines.params import MOST_BIASES
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device import host_tensor
 from tandemrt.runtime.round.entries import Entries
 
@@ -12,18 +13,18 @@ class Buffer:
     """Flat device memory that is viewed in the shape of a call, with a host twin where the host reads or writes it."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, host: bool = False) -> None:
-        size = int(torch.Size(shape).numel())
+        size = prod(shape)
         self.device = torch.zeros(size, dtype=dtype, device=device)
         self.host = host_tensor(size, dtype=dtype, device=device) if host else None
 
     def view(self, *shape: int) -> torch.Tensor:
         """The first elements on the device, contiguous, in ``shape``."""
-        return self.device[: torch.Size(shape).numel()].view(shape)
+        return self.device[: prod(shape)].view(shape)
 
     def host_view(self, *shape: int) -> torch.Tensor:
         """The same elements of the host twin."""
         assert self.host is not None
-        return self.host[: torch.Size(shape).numel()].view(shape)
+        return self.host[: prod(shape)].view(shape)
 
     def copy_in(self, *shape: int) -> None:
         """Enqueue the copy of the host twin to the device."""
@@ -42,15 +43,18 @@ class Buffer:
 
 
 class RoundBuffers:
-    """What one round reads and writes, for at most ``slots`` rows of ``window`` drafted tokens."""
+    """What one round reads and writes, for at most ``slots`` rows of ``window`` drafted tokens.
+
+    ``chunk`` holds the prompt tokens of one call over a linear cache.
+    """
 
     def __init__(
-        self, *, slots: int, window: int, vocab: int, length: int, dtype: torch.dtype, device: torch.device
+        self, *, slots: int, window: int, vocab: int, length: int, chunk: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         rows = window + 1
         self.window = window
         self.words = mask_words(vocab)
-        self.prompts = torch.zeros(slots, length, dtype=torch.int64, device=device)
+        self.chunk = Buffer((chunk,), torch.int64, device)
         self.token_ids = Buffer((slots, rows), torch.int64, device)
         self.draft_tokens = Buffer((slots, rows), torch.int64, device, host=True)
         self.draft_len = Buffer((slots,), torch.int64, device, host=True)

@@ -2,12 +2,14 @@
 
 What is captured are the rounds of requests that ask for nothing unusual, with filters and without: every shape of
 engines/calls.py. Windows that a request lowers, the rejection rule and adjusted logits are captured when they occur.
+Rounds with prompts are not captured; one of the largest is run.
 """
 
 from collections.abc import Callable
 
 from tandemrt.engines import calls
 from tandemrt.runtime.round.loop import Loop
+from tandemrt.runtime.round.planner import Chunk, plan, total
 from tandemrt.runtime.round.round import Round
 
 Progress = Callable[[int, int], None]  # graphs' rounds done, and in all
@@ -30,6 +32,7 @@ def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None
             loop.tandem.state.leave(slot)
     buffers.bitmask.device.zero_()  # as the host's twin holds it
     buffers.draft_len.device.zero_()
+    _run_prompts(loop)
     progress(len(rounds), len(rounds))
 
 
@@ -37,3 +40,23 @@ def _run(loop: Loop, this: Round) -> None:
     draft_probs = loop.drafter.propose(this) if this.window and loop.drafter.ahead else None
     loop.tandem.score(this)
     loop.tandem.verify(this, draft_probs)
+
+
+def _run_prompts(loop: Loop) -> None:
+    """Prompts in every number that calls have, and as many tokens as a round takes, so that engines grow and set up
+    libraries now.
+
+    Slots without requests lie in the scratch block. Over a linear cache, prompts and windows are alike.
+    """
+    runs, budget, slots = loop.tandem.runs, loop.prompts.chunk, loop.slots.count
+    if runs is None:
+        return
+    most = calls.largest_prompts(slots, budget).prompts
+    numbers = [min(1 << power, slots) for power in range(most.bit_length())]
+    for count, tokens in [*((count, count) for count in numbers), (slots, budget)]:
+        each = -(-tokens // count)
+        chunks = plan([Chunk(slot, 0, each) for slot in range(count)], tokens)
+        this = Round({}, 0, 0, False, frozenset(), calls.packed(0, total(chunks), len(chunks)))
+        runs.write(chunks, {chunk.slot: [0] * each for chunk in chunks}, this.prompts)
+        loop.drafter.skip(this)
+        loop.tandem.score(this)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from tandemrt.engines.errors import InternalError
@@ -47,6 +47,20 @@ class Committer:
         Without a ``reason`` its text has finished by itself. If that is to be checked, the request is told of its end
         by ``settle``, when the verdict has come, and holds no slot until then.
         """
+        self._end(running, reason, failure, lambda: self._slots.leave(running.slot))
+
+    def drop(self, dropped: Dropped) -> None:
+        """End a request that has left the queue and has no slot; one that had one keeps its text. Raises nothing."""
+        waiting, reason, failure = dropped
+        if waiting.preempted is not None:
+            self._end(waiting.preempted, reason, failure, lambda: None)
+            return
+        request = waiting.request
+        request.end(reason, failure=failure)
+        self._count(request)
+        self._tell(request)
+
+    def _end(self, running: Running, reason: str, failure: BaseException | None, leave: Callable[[], None]) -> None:
         request = running.request
         checked = not reason and running.verdict is not None
         try:
@@ -54,7 +68,7 @@ class Committer:
                 if not checked:
                     always.callback(self._last_words, running)
                     always.callback(self._count, request)
-                always.callback(self._slots.leave, running.slot)
+                always.callback(leave)
                 if checked:
                     always.callback(running.tell)
                     always.callback(self._checks.add, running)
@@ -78,13 +92,6 @@ class Committer:
                     running.finish(reason, failure)
         except BaseException:
             log.exception("a checked request ended (%s), and something failed with its end", request.finish_reason)
-
-    def drop(self, dropped: Dropped) -> None:
-        """End a request that has left the queue and has no slot."""
-        request = dropped.request
-        request.end(dropped.reason, failure=dropped.failure)
-        self._count(request)
-        self._tell(request)
 
     def _take(self, running: Running, emitted: list[int], drafted: int) -> None:
         """Take one request forward. What raises here is its own, and ends it alone."""

@@ -3,9 +3,9 @@
 from math import prod
 
 import numpy as np
-import torch
 
 from tandemrt.engines.errors import InternalError
+from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.device import host_tensor
 from tandemrt.runtime.requests.penalties import Listed, Penalties
 
@@ -72,7 +72,7 @@ def _views(memory: torch.Tensor, batch: int, columns: int) -> dict[str, torch.Te
     shapes = [(name, (batch, columns)) for name in _COLUMNS] + [(name, (batch,)) for name in _VALUES]
     for name, shape in shapes:
         part = memory[start : start + prod(shape)].view(shape)
-        views[name] = part.view(torch.float32) if name in _FLOATS else part
+        views[name] = viewed(part, torch.float32) if name in _FLOATS else part
         start += prod(shape)
     return views
 

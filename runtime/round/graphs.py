@@ -9,8 +9,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import torch
-
+from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.metrics import Metrics
 
 WARM_UPS = 3  # engines choose kernels, grow their arenas and set up libraries in their first runs
@@ -22,8 +21,8 @@ class Graphs:
     """Runs pieces; on a CUDA device by replaying graphs, made when a piece is first asked for.
 
     ``enabled`` False, a piece that cannot be captured, and a CPU run the piece as it is. What ran so is counted by
-    reason in ``Metrics.eager_runs``: ``cpu``, ``off``, ``engine`` (one that reads on the host), ``capture-failed``,
-    ``capture-mismatch``.
+    reason in ``Metrics.eager_runs``: ``cpu``, ``off``, ``engine`` (one that reads on the host), ``prompts`` (pieces
+    with prompts, which hardly ever have the same shape twice), ``capture-failed``, ``capture-mismatch``.
     """
 
     def __init__(self, device: torch.device, metrics: Metrics, *, enabled: bool = True) -> None:
@@ -46,19 +45,21 @@ class Graphs:
         All else that it writes must come out the same when it runs again from the same ``state``.
         """
         if self._off or not capturable:
-            self._run_eagerly(work, self._off or "engine")
+            self.run_eagerly(work, "engine")
             return
         graph = self._graphs.get(key)
         if graph is None:
             self._graphs[key] = self._capture(key, work, outputs, state)
         elif isinstance(graph, str):
-            self._run_eagerly(work, graph)
+            self.run_eagerly(work, graph)
         else:
             graph.replay()
             self._metrics.graph_replays += 1
 
-    def _run_eagerly(self, work: Callable[[], None], reason: str) -> None:
+    def run_eagerly(self, work: Callable[[], None], reason: str) -> None:
+        """Run ``work`` as it is, for a ``reason`` of its own where graphs could be made."""
         work()
+        reason = self._off or reason
         self._metrics.eager_runs[reason] = self._metrics.eager_runs.get(reason, 0) + 1
 
     def _capture(
@@ -87,7 +88,7 @@ class Graphs:
         if reason == "capture-mismatch":
             log.warning("piece %s: its graph does not repeat what it captured, it runs eagerly", key)
         _restore(state, before)
-        self._run_eagerly(work, reason)
+        self.run_eagerly(work, reason)
         return reason
 
 
@@ -115,4 +116,4 @@ def _poison(tensor: torch.Tensor) -> None:
 
 
 def _same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+    return torch.equal(*(viewed(each.contiguous(), torch.uint8) for each in (found, expected)))

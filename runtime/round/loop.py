@@ -14,6 +14,9 @@
 The host commits a round while the next one is already proposed, so it waits once per round, for both. What
 verification decided is acted on by the device at once (SlotState.advance) and by the host one wait later: a request
 that turns out to be finished leaves its last rows to be masked out, which emits nothing.
+
+Prompts that are missing in the caches are part of the round (Prompts.begin). One without requests that decode has
+prompts alone: nothing is filled or verified then.
 """
 
 import logging
@@ -28,6 +31,7 @@ from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.requests.waiting import Dropped
 from tandemrt.runtime.round.commit import Committer
 from tandemrt.runtime.round.fill import Filler
+from tandemrt.runtime.round.growth import Growth
 from tandemrt.runtime.round.prompts import Prompts
 from tandemrt.runtime.round.round import Round, Verified
 from tandemrt.runtime.round.stages import Stages
@@ -54,6 +58,7 @@ class Loop:
         slots: int,
         windows: Windows,
         prefill_chunk: int,
+        prefill_chunk_beside: int,
         overlap: bool,
     ) -> None:
         self.tandem = tandem
@@ -63,11 +68,12 @@ class Loop:
         self.room = room
         self.metrics = metrics
         self.overlap = overlap
-        self.prompts = Prompts(tandem, drafter, metrics, chunk=prefill_chunk)
+        self.prompts = Prompts(tandem, drafter, metrics, chunk=prefill_chunk, chunk_beside=prefill_chunk_beside)
         self.slots = Slots(slots, room, [scheduler, tandem.state, self.prompts, drafter], window=windows.largest)
         self._timeline = timeline
         self.windows = windows
         self._committer = Committer(tandem.buffers, self.slots, scheduler.checks, metrics)
+        self._growth = Growth(self.slots, scheduler, drafter, self._committer, metrics)
         filler = Filler(tandem.buffers, clock, self._committer, metrics)
         self._stages = Stages(tandem, drafter, filler, self._committer, clock, metrics, timeline)
         self._last: Verified | None = None
@@ -75,10 +81,10 @@ class Loop:
     def step(self) -> None:
         """One round, and the commit of the one before it."""
         self._leave()
-        self._join()
+        self._last = self._growth.grow(self._last)
+        this = self._begin()
         last, self._last = self._last, None
-        this = Round.of(self.slots, self.windows, self.slots.count)
-        if this.rows:
+        if this.works:
             self._last = self._overlapped(this, last) if self.overlap else self._in_lockstep(this, last)
         elif last is not None:
             self._stages.commit(last, self._stages.fetch(this, last))
@@ -94,11 +100,11 @@ class Loop:
             run.score(this)
         run.commit(last, mark)
         this = this.remaining()
-        if not this.rows:
-            return None
-        if not ahead:
+        if not ahead and this.works:
             draft_probs = run.propose(this)
             run.score(this)
+        if not this.rows:
+            return None
         usable = run.fill(this)
         return run.verify(this, draft_probs, usable)
 
@@ -109,13 +115,13 @@ class Loop:
         mark = run.fetch(this, last)
         run.commit(last, mark)
         this = this.remaining()
-        if not this.rows:
+        if not this.works:
             return None
         if not ahead:
             draft_probs = run.propose(this)
-        usable = run.fill(this)
+        usable = run.fill(this) if this.rows else {}
         run.score(this)
-        return run.verify(this, draft_probs, usable)
+        return run.verify(this, draft_probs, usable) if this.rows else None
 
     def fail(self, error: BaseException) -> bool:
         """End every request in a slot: an engine failed, so none of them can go on. False if nobody was there."""
@@ -127,12 +133,12 @@ class Loop:
 
     def die(self, error: BaseException) -> None:
         """End every request, also those in the queue, and take no more: ``error`` is nobody's, so it is everybody's."""
-        waiting = self.scheduler.die(error)
+        queued = self.scheduler.die(error)
         self.fail(error)
         for running in self.scheduler.checks:
             self._committer.settle(running, "error", error)
-        for request in waiting:
-            self._committer.drop(Dropped(request, "error", error))
+        for waiting in queued:
+            self._committer.drop(Dropped(waiting, "error", error))
 
     def _leave(self) -> None:
         """Requests leave that were cancelled or ran out of time, from the slots and the queue, or were checked."""
@@ -146,14 +152,16 @@ class Loop:
         for dropped in self.scheduler.drop_waiting(now):
             self._committer.drop(dropped)
 
-    def _join(self) -> None:
-        """Waiting requests join free slots, and prompts go into the caches."""
+    def _begin(self) -> Round:
+        """Waiting requests join free slots, and a round is made for all who are there."""
         with self.metrics.timed("prefill"), self._timeline.span("prefill"):
             joined, failed = self.scheduler.admit(self.slots)
             for running in joined:
-                self.metrics.queue_seconds.observe(time.monotonic() - running.request.submitted)
+                self.metrics.cached += running.cached
+                if not running.preemptions:
+                    self.metrics.queue_seconds.observe(time.monotonic() - running.request.submitted)
             if failed is not None:
-                request, error = failed
+                waiting, error = failed
                 log.error("a request could not join a slot, it ends with an error", exc_info=error)
-                self._committer.drop(Dropped(request, "error", error))
-            self.prompts.prefill(self.slots)
+                self._committer.drop(Dropped(waiting, "error", error))
+            return self.prompts.begin(self.slots, self.windows)

@@ -1,52 +1,81 @@
-"""Prompts on their way into the caches, a few tokens a round."""
+"""Prompts on their way into the caches, a number of tokens a round."""
 
-import torch
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from tandemrt.engines import calls
+from tandemrt.runtime.backends.base import prompt_rows
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import Slots
-from tandemrt.runtime.round.state import SlotState
+from tandemrt.runtime.round.planner import Chunk, plan, rectangles, total
+from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.round.state import Place
 from tandemrt.runtime.round.tandem import Tandem
+from tandemrt.runtime.round.windows import Windows
 
 
 class Prompts:
-    """Hears who joins (SlotListener) and prefills what they come with, ``chunk`` tokens a round in all.
+    """Hears who joins (SlotListener), makes rounds, and sees to it that what requests come with gets into the caches.
 
-    A slot in prefill is a row of every round as well. It stands at its next prompt token, so what a round writes
-    behind that is written again by the next chunk, and an empty mask keeps it from emitting.
+    A round takes at most ``chunk`` prompt tokens in all, and at most ``chunk_beside`` where requests decode, which
+    bounds how long they wait for their next token. Over a paged cache they ride along with the windows of the round's
+    own calls; over a linear one they have calls in front of it.
+
+    A slot in prefill may be a row of rounds. It stands at its next prompt token, or behind those that are in the same
+    call: what a round writes there is written again by its next chunk, and an empty mask keeps it from emitting. A
+    prompt that ends in a round takes part in that very round.
     """
 
-    def __init__(self, tandem: Tandem, drafter: Drafter, metrics: Metrics, *, chunk: int) -> None:
+    def __init__(self, tandem: Tandem, drafter: Drafter, metrics: Metrics, *, chunk: int, chunk_beside: int) -> None:
         self.chunk = chunk
+        self.chunk_beside = chunk_beside
         self._tandem = tandem
         self._drafter = drafter
         self._metrics = metrics
-        self._state: SlotState = tandem.state
-        self._tokens: torch.Tensor = tandem.buffers.prompts
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""
-        upload(running.tokens, self._tokens[running.slot, : len(running.tokens)])
-        self._place(running)
+        self._tandem.state.place([Place.of(running.slot, running.tokens, running.prefilled)])
 
     def leave(self, slot: int) -> None:
-        """See SlotListener.leave. Tokens that nobody reads may stay."""
+        """See SlotListener.leave. Nothing is kept here."""
 
-    def prefill(self, slots: Slots) -> None:
-        """Enqueue the next chunks, those who joined first before the others."""
-        budget = self.chunk
-        for running in slots:
-            count = min(budget, running.prefill_end - running.prefilled)
-            if count > 0:
-                self._tandem.prefill(running.slot, running.prefilled, count)
-                self._drafter.prefill(running.slot, running.prefilled, count)
-                running.prefilled += count
-                budget -= count
-                self._metrics.prefilled += count
-                self._place(running)
+    def begin(self, slots: Slots, windows: Windows) -> Round:
+        """Make the next round, and enqueue what it needs to know of the prompts that go into the caches with it."""
+        missing = [Chunk(each.slot, each.prefilled, each.prefill_end) for each in slots if each.prefilling]
+        if not missing:
+            return Round.of(slots, windows, slots.count)
+        budget = self.chunk if len(missing) == len(slots) else min(self.chunk, self.chunk_beside)
+        chunks = plan(missing, budget)
+        this = Round.of(slots, windows, slots.count, chunks)
+        runs = self._tandem.runs
+        if runs is not None:
+            if total(chunks) < total(missing):
+                chunks = plan(missing, calls.unpadded(this.windows, budget))
+                this = Round.of(slots, windows, slots.count, chunks)
+            this = replace(this, prompts=calls.packed(this.windows, total(chunks), len(chunks)))
+        inside = {running.slot: running for running in slots}
+        texts = {chunk.slot: inside[chunk.slot].tokens for chunk in chunks}
+        if runs is not None:
+            runs.write(chunks, texts, this.prompts)
+        else:
+            self._prefill(chunks, texts)
+        self._tandem.state.place([Place.of(chunk.slot, texts[chunk.slot], chunk.end) for chunk in chunks])
+        for chunk in chunks:
+            inside[chunk.slot].prefilled = chunk.end
+        self._metrics.prefilled += total(chunks)
+        return this
 
-    def _place(self, running: Running) -> None:
-        at, tokens = running.prefilled, running.tokens
-        self._state.place(running.slot, length=at, last=tokens[at], previous=tokens[max(0, at - 1)])
+    def _prefill(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]]) -> None:
+        """Run the calls over linear caches; slots stand where their chunks begin."""
+        # A prompt that asks for no row's logits is one row's (see prompt_rows).
+        target = self._tandem.engines["target"]
+        for rectangle in rectangles(chunks) if prompt_rows(target) else [(chunk,) for chunk in chunks]:
+            slot, count = rectangle[0].slot, rectangle[0].tokens
+            tokens = self._tandem.buffers.chunk.view(len(rectangle), count)
+            upload([texts[each.slot][each.start : each.end] for each in rectangle], tokens)
+            self._tandem.prefill(slot, tokens)
+            self._drafter.prefill(slot, tokens)

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from tandemrt.engines.calls import bucket
+from tandemrt.engines.calls import NO_PROMPTS, Packed, bucket
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.round.planner import Chunk
 from tandemrt.runtime.round.windows import Windows
 
 
@@ -19,6 +20,7 @@ class Round:
         window: drafted tokens per row.
         filters: whether any request has what Engine.bind calls filters.
         rules: the verification rules of its requests. Rejection reads draft probabilities.
+        prompts: what its calls of target and draft have of prompts, beside the windows; over a linear cache nothing.
     """
 
     rows: Mapping[int, Running]
@@ -26,11 +28,20 @@ class Round:
     window: int
     filters: bool
     rules: frozenset[Rule]
+    prompts: Packed = NO_PROMPTS
 
     @classmethod
-    def of(cls, requests: Iterable[Running], windows: Windows, slots: int) -> "Round":
-        """The round of those among ``requests`` whose prompts are in the caches, of ``slots`` slots."""
-        rows = {running.slot: running for running in requests if not running.prefilling}
+    def of(cls, requests: Iterable[Running], windows: Windows, slots: int, chunks: Iterable[Chunk] = ()) -> "Round":
+        """The round of those among ``requests`` whose prompts are in the caches, of ``slots`` slots.
+
+        ``chunks`` count as if they were in the caches already.
+        """
+        ends = {chunk.slot: chunk.end for chunk in chunks}
+        rows = {
+            running.slot: running
+            for running in requests
+            if ends.get(running.slot, running.prefilled) >= running.prefill_end
+        }
         asked = [running.request for running in rows.values()]
         return cls(
             rows,
@@ -39,6 +50,16 @@ class Round:
             filters=any(request.filters for request in asked),
             rules=frozenset(request.rule for request in asked),
         )
+
+    @property
+    def works(self) -> bool:
+        """Whether there is anything to do for the target."""
+        return bool(self.rows) or self.prompts != NO_PROMPTS
+
+    @property
+    def windows(self) -> int:
+        """Tokens of all windows that the target is given."""
+        return self.batch * (self.window + 1)
 
     def remaining(self) -> "Round":
         """The same calls for those who have not finished since the round was made."""
@@ -54,3 +75,8 @@ class Verified:
 
     round: Round
     usable: Mapping[int, int]
+
+    def without(self, slot: int) -> "Verified":
+        """The same round, of which nothing is committed for ``slot``."""
+        rows = {other: running for other, running in self.round.rows.items() if other != slot}
+        return replace(self, round=replace(self.round, rows=rows))

@@ -1,10 +1,26 @@
 """What the device knows of each slot: where it stands in its text and how it samples."""
 
-import torch
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.requests.request import SlotParams
 from tandemrt.runtime.requests.running import Running
+
+
+class Place(NamedTuple):
+    """Where a slot stands: ``length`` tokens of its text are in the caches; behind them, in none, stands ``last``."""
+
+    slot: int
+    length: int
+    last: int
+    previous: int
+
+    @classmethod
+    def of(cls, slot: int, tokens: Sequence[int], length: int) -> "Place":
+        """The place of a text of ``tokens``. One of a single token has no previous one, so it is repeated."""
+        return cls(slot, length, last=tokens[length], previous=tokens[max(0, length - 1)])
 
 
 class SlotState:
@@ -28,6 +44,7 @@ class SlotState:
         self._rows = dict(zip((*self.PLACE, *self.INTEGERS), all_integers, strict=True))
         self._rows |= dict(zip(self.FLOATS, self._floats, strict=True))
         self._ramp = torch.arange(2, device=device)
+        self._staged = torch.zeros(slots, len(Place._fields) + 1, dtype=torch.int64, device=device)
 
     def view(self, name: str, batch: int) -> torch.Tensor:
         """The values of slots [0, batch), shape [batch]."""
@@ -47,10 +64,13 @@ class SlotState:
         upload([params.top_k, params.seed, params.rule], self._integers[:, slot])
         upload([params.temperature, params.top_p, params.min_p], self._floats[:, slot])
 
-    def place(self, slot: int, *, length: int, last: int, previous: int) -> None:
-        """Say where ``slot`` stands after a part of its prompt went into the caches."""
-        upload([length, length + 1], self._place[:, slot])
-        upload([previous, last], self.newest[slot])
+    def place(self, places: Sequence[Place]) -> None:
+        """Say where slots stand once the caches hold so much of their texts."""
+        values = self._staged[: len(places)]
+        upload([(each.slot, each.length, each.length + 1, each.previous, each.last) for each in places], values)
+        slots = values[:, 0]
+        self._place.index_copy_(1, slots, values[:, 1:3].T)
+        self.newest.index_copy_(0, slots, values[:, 3:])
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave. ``slot`` stands at the beginning, sampling greedily, until a new request gets it."""

@@ -1,54 +1,67 @@
 """The target and verification engines around one cache: prefill a prompt, score a window, verify it."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
-import torch
-
+from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.engines.contract import Contract
-from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine
-from tandemrt.runtime.caches.kv_cache import Cache, PagedCache, windows
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine, prompt_rows
+from tandemrt.runtime.caches.kv_cache import Cache, windows
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
 from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.round.runs import PromptRuns
 from tandemrt.runtime.round.state import SlotState
+
+MOST_PACKED = 128  # calls with prompts that are kept bound per engine; those that were not used lately are bound again
 
 
 class Tandem:
     """What the device does for the target. Calls are bound once per shape and kept; rounds allocate nothing.
 
     ``engines`` holds "target", "adjust", "verify" and, for drafters that keep their probabilities, "verify_probs".
+    ``runs`` are the prompts of a round over a paged cache, None over a linear one.
     """
 
     def __init__(
-        self, engines: dict[str, Engine], buffers: RoundBuffers, state: SlotState, kv: Cache, graphs: Graphs
+        self,
+        engines: dict[str, Engine],
+        buffers: RoundBuffers,
+        state: SlotState,
+        kv: Cache,
+        graphs: Graphs,
+        runs: PromptRuns | None,
     ) -> None:
         self.engines = engines
         self.buffers = buffers
         self.state = state
         self.device = engines["target"].device
         self.cache = kv
+        self.runs = runs
         self._graphs = graphs
-        self._prompt_end = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         self._score_call = cache(self._bind_score)
+        self._packed_call = lru_cache(MOST_PACKED)(self._bind_packed)
         self._adjust_call = cache(self._bind_adjust)
         self._verify_call = cache(self._bind_verify)
 
-    def prefill(self, slot: int, start: int, count: int) -> None:
-        """Put prompt tokens [start, start + count) of ``slot`` into the cache; its ``length`` must be ``start``."""
-        target = self.engines["target"]
-        prompt, length = self.buffers.prompts[slot, start : start + count], self.state.view("length", slot + 1)[slot:]
-        prefill_call(target, self.cache, slot, prompt, length, self._prompt_end, self.buffers.logits).run()
+    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+        """Put the next prompt tokens [slots, tokens] of slots from ``slot`` on into a linear cache.
+
+        A slot's ``length`` must be where its tokens begin.
+        """
+        length = self.state.view("length", slot + len(tokens))[slot:]
+        prefill_call(self.engines["target"], self.cache, slot, tokens, length, self.buffers.logits).run()
 
     def score(self, this: Round) -> None:
-        """Run the target over the newest token and the drafted ones of every row."""
-        batch, window = this.batch, this.window
+        """Run the target over the newest token and the drafted ones of every row, and over the round's prompts."""
+        batch, window, prompts = this.batch, this.window, this.prompts
+        if prompts != NO_PROMPTS:
+            self._graphs.run_eagerly(lambda: self._score_packed(batch, window, prompts), "prompts")
+            return
 
         def work() -> None:
-            ids = self.buffers.token_ids.view(batch, window + 1)
-            ids[:, 0].copy_(self.state.newest[:batch, 1])
-            if window:  # a position without a draft holds -1, which no embedding has
-                torch.clamp(self.buffers.draft_tokens.view(batch, window), min=0, out=ids[:, 1:])
+            self._write_windows(self.buffers.token_ids.view(batch, window + 1))
             self._score_call(batch, window).run()
 
         target = self.engines["target"]
@@ -84,19 +97,45 @@ class Tandem:
             capturable=self.engines["verify" if draft_probs is None else "verify_probs"].capturable,
         )
 
+    def _write_windows(self, ids: torch.Tensor) -> None:
+        """Write the windows of the first slots into ``ids`` [batch, window + 1]."""
+        batch, window = len(ids), ids.shape[1] - 1
+        ids[:, 0].copy_(self.state.newest[:batch, 1])
+        if window:  # a position without a draft holds -1, which no embedding has
+            torch.clamp(self.buffers.draft_tokens.view(batch, window), min=0, out=ids[:, 1:])
+
+    def _score_packed(self, batch: int, window: int, prompts: Packed) -> None:
+        assert self.runs is not None
+        if batch:
+            self._write_windows(self.runs.windows(batch, window + 1, prompts))
+        self._packed_call(batch, window, prompts).run()
+
     def _bind_score(self, batch: int, window: int) -> Call:
         rows = window + 1
         target = self.engines["target"]
+        ids = self.buffers.token_ids.view(batch, rows)
         return target.bind(
             {
-                **windows(
-                    target.contract,
-                    self.buffers.token_ids.view(batch, rows),
-                    torch.arange(rows, device=self.device).repeat(batch, 1),
-                ),
+                **windows(target.contract, ids, torch.arange(rows, device=self.device).repeat(batch, 1)),
                 "write_index": self.state.view("length", batch),
                 "logits": self.buffers.logits.view(batch, rows, logits_width(target.contract)),
                 **self.cache.rows(0, batch),
+            }
+        )
+
+    def _bind_packed(self, batch: int, window: int, prompts: Packed) -> Call:
+        target, runs, rows = self.engines["target"], self.runs, window + 1
+        assert runs is not None
+        if not batch:
+            return prompts_call(target, self.cache, runs, prompts, self.buffers.logits)
+        return target.bind(
+            {
+                "token_ids": runs.token_ids(batch * rows, prompts),
+                "write_index": self.state.view("length", batch),
+                "score_rows": torch.arange(batch * rows, device=self.device).view(batch, rows),
+                "logits": self.buffers.logits.view(batch, rows, logits_width(target.contract)),
+                **self.cache.rows(0, batch),
+                **runs.bindings(prompts),
             }
         )
 
@@ -145,22 +184,35 @@ class _AdvancingCall:
 
 
 def prefill_call(
-    engine: Engine,
-    kv: Cache,
-    slot: int,
-    tokens: torch.Tensor,
-    length: torch.Tensor,
-    score_rows: torch.Tensor,
-    logits: Buffer,
+    engine: Engine, kv: Cache, slot: int, tokens: torch.Tensor, length: torch.Tensor, logits: Buffer
 ) -> Call:
-    """Bind one chunk of one slot's prompt. A chunk's logits are not read, so they go where those of a round go."""
+    """Bind a call over a linear cache: ``tokens`` [slots, tokens] of prompts go behind ``length`` [slots] others.
+
+    Its logits, if any, are not read, so they go where those of a round go.
+    """
+    slots, rows = len(tokens), prompt_rows(engine)
     return engine.bind(
         {
-            "token_ids": tokens if isinstance(kv, PagedCache) else tokens[None],
+            "token_ids": tokens,
             "write_index": length,
-            "score_rows": score_rows,
+            "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=engine.device),
+            "logits": logits.view(slots, rows, logits_width(engine.contract)),
+            **kv.rows(slot, slots),
+        }
+    )
+
+
+def prompts_call(engine: Engine, kv: Cache, runs: PromptRuns, prompts: Packed, logits: Buffer) -> Call:
+    """Bind a packed call of prompts alone: its one window has no tokens. Its logits are not read, either."""
+    nothing = torch.zeros(1, 1, dtype=torch.int64, device=engine.device)
+    return engine.bind(
+        {
+            "token_ids": runs.token_ids(0, prompts),
+            "write_index": nothing[0],
+            "score_rows": nothing,
             "logits": logits.view(1, 1, logits_width(engine.contract)),
-            **(kv.runs(slot, length, len(tokens)) if isinstance(kv, PagedCache) else kv.rows(slot, 1)),
+            **kv.rows(0, 1),
+            **runs.bindings(prompts),
         }
     )
 

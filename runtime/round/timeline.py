@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.metrics import Metrics
 
 

@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-import torch
-
 from tandemrt.engines.errors import BadRequest, Closed, InternalError
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime import leaving
 from tandemrt.runtime.requests.waiting import Waiting
 from tandemrt.runtime.round.loop import Loop

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from tandemrt.engines.contract import Contract, blocks_of
+from tandemrt.engines.contract import Contract, table_width
 from tandemrt.engines.decoder import Piece
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.decoder import build_decoder
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 VOCAB, CAPACITY = 61, 40
 DIMS = {
     "vocab_size": VOCAB,
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 80,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -60,7 +60,7 @@ CONFIGS = {
     "qwen3 tied with yarn": lambda: Qwen3Config(
         **DIMS, head_dim=16, tie_word_embeddings=True, rope_parameters=YARN, attention_bias=True, rms_norm_eps=0.05
     ),
-    "mistral": lambda: MistralConfig(**DIMS, sliding_window=None, head_dim=20),
+    "mistral": lambda: MistralConfig(**DIMS, sliding_window=None, head_dim=32),
     "mistral tied": lambda: MistralConfig(**DIMS, sliding_window=CAPACITY, head_dim=None, tie_word_embeddings=True),
 }
 
@@ -163,7 +163,7 @@ class Decoder:
         self.dtype = getattr(torch, dtype)
         # A float16 key of 3e4 would overflow in the product with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}
-        per_row = blocks_of(capacity)
+        per_row = table_width(capacity)
         # Rows own blocks in no order; block 0 belongs to nobody.
         order = 1 + torch.randperm(batch * per_row, generator=torch.Generator().manual_seed(5), dtype=torch.int32)
         self.table = order.reshape(batch, per_row)

@@ -26,6 +26,7 @@ def bench(models, tmp_path, monkeypatch, capsys):
     def run(*arguments: str) -> tuple[int, str, dict]:
         out = tmp_path / "figures.json"
         sizes = ["--size", "small", "--batches", "1,3", "--prompt", "20", "--chunk", "32", "--constrained", "3"]
+        sizes += ["--prompts", "", "--arrivals", "0", "--long", "0"]
         fixed = ["--device", "cpu", "--models", str(models), "--pairs", "1", "--json", str(out), *sizes]
         monkeypatch.setattr(sys, "argv", ["bench_gpu", *fixed, *arguments])
         with pytest.raises(SystemExit) as caught:
@@ -58,6 +59,24 @@ def test_budget_and_grammar_take_hold_while_they_are_measured(bench):
     assert run["forced_ends"] >= 2, "a random text may write the marker itself, hardly two of three do"
     assert run["cut_drafts"] > 0
     assert figures["constrained"]["plain"][0]["forced_ends"] == 0
+
+
+def test_prompts_are_measured_alone_with_known_beginnings_beside_others_and_long(bench):
+    rounds_left_out = ["--batches", "", "--constrained", "0", "--no-trace"]
+    sizes = ["--prompts", "1,3", "--shared", "10", "--arrivals", "2", "--long", "300", "--length", "1024"]
+    code, out, figures = bench(*rounds_left_out, *sizes)
+    assert code == 0, out
+    lines = [f"{count} x window {window}" for count in (1, 3) for window in (0, 4)]
+    assert list(figures["prompts"]) == lines
+    assert all(len(figures["prompts"][line]) == 3 for line in lines)
+    assert list(figures["shared beginnings"]) == ["1", "3"]
+    assert len(figures["long prompt"]["first_tokens_ms"]) == 3
+    for part in ("arrivals", "arrivals, drafted"):
+        found = figures[part]
+        assert found["tokens_decoded"] >= 2
+        assert 0 < found["gap_p50_ms"] <= found["gap_p99_ms"]
+        assert 0.1 < found["work"] < 10
+    assert not any(name.startswith("batch") for name in figures)
 
 
 def test_a_part_that_fails_is_told_and_hides_no_other(bench):

@@ -44,8 +44,8 @@ def test_a_missing_tensor(folder):
 
 
 def test_a_tensor_of_the_wrong_shape(folder):
-    change_tensors(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(47)}))
-    with pytest.raises(BadCheckpoint, match=r"'model\.norm\.weight' should have shape \[48\] .*, it has \[47\]"):
+    change_tensors(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(63)}))
+    with pytest.raises(BadCheckpoint, match=r"'model\.norm\.weight' should have shape \[64\] .*, it has \[63\]"):
         export(folder)
 
 
@@ -63,7 +63,7 @@ def test_layers_beyond_those_the_config_names(folder):
 
 def test_a_quantized_tensor(folder):
     change_tensors(
-        folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(48).to(torch.float8_e4m3fn)})
+        folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(64).to(torch.float8_e4m3fn)})
     )
     with pytest.raises(BadCheckpoint, match=r"'model\.norm\.weight' should be .*float8_e4m3fn.*quantized"):
         export(folder)

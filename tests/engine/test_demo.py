@@ -60,7 +60,7 @@ def test_answers_are_right_and_valid_and_the_same_without_speculation(llm: LLM) 
 
 @pytest.mark.parametrize("budget", [0, 1, 7, 30])
 def test_a_thinking_budget_is_exact_and_the_answer_is_still_valid(llm: LLM, budget: int) -> None:
-    end = llm.tokenizer.convert_tokens_to_ids("</think>")
+    end = llm.tokenizer.token_to_id("</think>")
     params = [
         SamplingParams(
             temperature=0.8, seed=i, thinking_token_budget=budget, structured_outputs=StructuredOutputs(json=e.schema)
@@ -70,11 +70,7 @@ def test_a_thinking_budget_is_exact_and_the_answer_is_still_valid(llm: LLM, budg
     outputs = llm.generate([e.prompt_messages() for e in EXAMPLES[:8]], params)
     for output, example in zip(outputs, EXAMPLES, strict=False):
         # The prompt ends with the start marker and a line break, which counts as reasoning.
-        inside = (
-            len(output.prompt_token_ids)
-            - 1
-            - output.prompt_token_ids.index(llm.tokenizer.convert_tokens_to_ids("<think>"))
-        )
+        inside = len(output.prompt_token_ids) - 1 - output.prompt_token_ids.index(llm.tokenizer.token_to_id("<think>"))
         spent = inside + output.token_ids.index(end)
         assert spent == max(budget, inside)
         assert output.forced_ends == 1

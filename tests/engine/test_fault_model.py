@@ -5,6 +5,7 @@ of the request alone as far as it went; and an error is had by those alone whose
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,8 +25,6 @@ from hypothesis.stateful import (
 )
 
 from tandemrt import LLM, SamplingParams, StreamOutput
-from tandemrt.engines.calls import capacity
-from tandemrt.engines.contract import blocks_of
 from tandemrt.engines.errors import Closed, InternalError
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
@@ -33,7 +32,9 @@ from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.requests.text import Section, Transcript
+from tandemrt.runtime.round.runs import PromptRuns
 from tandemrt.runtime.round.tandem import Tandem
 from tandemrt.runtime.round.worker import advance
 from tests.engine.test_paged_rounds import PAGED
@@ -43,15 +44,16 @@ from tests.waiting import Clock
 KINDS = [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
 OWN = {  # what raises here belongs to one request
     "joining": (Running, "__init__"),
+    "growing": (Slots, "grow"),
     "fill": (Constraint, "fill"),
     "commit": (Running, "commit"),
     "spelling": (Section, "push"),
     "last words": (Section, "finish"),
     "telling": (Transcript, "take"),
 }
-ROUND = {"prefill": (Tandem, "prefill"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
+ROUND = {"prefill": (PromptRuns, "write"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
 ROOM = 192  # tokens: three blocks, which four slots share
-PROMPTS = ["a", "the quick brown fox jumps over", "b c"]
+PROMPTS = ["a", "the quick brown fox jumps over and over and over", "b c", "the quick brown fox jumps over"]
 
 
 @dataclass(eq=False)
@@ -91,6 +93,7 @@ class LoopModel(RuleBasedStateMachine):
     bundle: Path
     overlap: bool
     alone: dict[str, list[int]]
+    seen: Counter[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,14 +199,15 @@ class LoopModel(RuleBasedStateMachine):
     def everybody_is_somewhere_and_told_once(self) -> None:
         slots = {running.request for running in self.loop.slots}
         assert len(slots) == len(self.loop.slots) == self.llm.running
-        queue = {waiting.request for waiting in self.llm._scheduler._waiting}
+        scheduler = self.llm._scheduler
+        queue = {waiting.request for waiting in (*scheduler._preempted, *scheduler._waiting)}
         ended = [asked for asked in self.asked if self.ended(asked)]
         assert slots | queue == {asked.request for asked in self.asked if not self.ended(asked)}
         assert not slots & queue
         room = self.loop.room
         assert isinstance(room, BlockTable)
-        held = sum(blocks_of(capacity(request.length, self.loop.windows.largest)) for request in slots)
-        assert room.allocator.available == blocks_of(room.tokens) - held
+        assert room.allocator.available == room.allocator.blocks - 1 - len(set(room.device.unique().tolist()) - {0})
+        self.seen.update(preempted=len(scheduler._preempted))
         assert sum(self.llm.metrics.finished.values()) == len(ended)
         assert self.errors <= self.failed
         for asked in self.asked:
@@ -274,7 +278,7 @@ def test_nobody_waits_for_ever_whatever_raises(
     class Model(LoopModel):
         bundle, overlap = paged_bundle, overlapping
 
-    Model.alone = alone
+    Model.alone, Model.seen = alone, Counter()
     quick = settings(
         max_examples=8,
         stateful_step_count=30,
@@ -283,3 +287,4 @@ def test_nobody_waits_for_ever_whatever_raises(
         derandomize=True,
     )
     run_state_machine_as_test(Model, settings=quick)
+    assert Model.seen["preempted"] > 0, "memory is short, and some give theirs back"

@@ -1,7 +1,7 @@
 """Rounds over a paged cache give the text of rounds over a linear one, and requests share its memory without harm."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
+from tandemrt.engines.contract import BLOCK_SIZE
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
@@ -60,7 +61,7 @@ def test_paged_rounds_give_the_text_of_linear_ones(bundles: dict[str, Path], pla
 
 
 @pytest.mark.parametrize("cache_tokens", [128, 192, 300])
-def test_requests_wait_for_memory_in_order_and_change_no_token(
+def test_requests_share_little_memory_and_change_no_token(
     bundles: dict[str, Path], plain: list[Any], cache_tokens: int
 ) -> None:
     with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=cache_tokens) as llm:
@@ -94,11 +95,13 @@ def test_more_cache_tokens_than_the_machine_has_memory_for_are_refused(bundles: 
         LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=10**15)
 
 
-def test_a_request_that_can_never_fit_is_refused_with_numbers(bundles: dict[str, Path]) -> None:
-    with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=64) as llm:
-        with pytest.raises(BadRequest, match=r"prompt \(4\), output \(60\) and a window \(9\) need room for 73 .* 64;"):
-            llm.generate("long", SamplingParams(max_tokens=60))
-        assert len(llm.generate("fits", SamplingParams(max_tokens=9, ignore_eos=True)).token_ids) == 9
+def test_memory_for_less_than_one_request_is_refused_with_numbers(bundles: dict[str, Path]) -> None:
+    rule = "cache_tokens: must hold one request of the bundle's length 96 and its last window, 105 tokens in blocks of"
+    with pytest.raises(BadRequest, match=f"{rule} 64, received 64; give at least 128, or build .* limits.length"):
+        LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=64)
+    with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=65) as llm:  # two blocks, and scratch
+        assert table(llm).allocator.blocks == 3
+        assert len(llm.generate("fits", SamplingParams(ignore_eos=True)).token_ids) == 92
 
 
 @pytest.mark.parametrize(
@@ -160,19 +163,20 @@ def test_memory_comes_back_from_requests_that_were_interrupted_in_the_middle_of_
     assert not llm.loop.tandem.state.view("length", 4).any()
 
 
-def test_a_request_has_memory_for_its_whole_output_before_it_begins(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_has_memory_for_all_that_its_next_round_writes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """What had none would be written to the block that all rows share, where nobody else may be looking."""
-    real, asked = llm.loop.room.reserve, []
+    written, score = [], llm.loop.tandem.score
 
-    def reserve(slot: int, tokens: int) -> bool:
-        asked.append(tokens)
-        return real(slot, tokens)
+    def watched(this: Round) -> None:
+        score(this)
+        for slot in this.rows:
+            end = int(llm.loop.tandem.state.view("length", slot + 1)[slot]) + this.window + 1
+            written.append((end, BLOCK_SIZE * table(llm).allocator.held(slot)))
 
-    monkeypatch.setattr(llm.loop.room, "reserve", reserve)
-    output = llm.generate("a prompt", SamplingParams(max_tokens=70, ignore_eos=True))
-    most = len(output.prompt_token_ids) + 70 + 9  # the last round writes a window of 8 and one
-    assert asked == [most]
-    assert most > 64, "more than a block"
+    monkeypatch.setattr(llm.loop.tandem, "score", watched)
+    llm.generate(["a prompt", "b" * 50], SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=1))
+    assert all(end <= held for end, held in written)
+    assert {held for _, held in written} == {BLOCK_SIZE, 2 * BLOCK_SIZE}, "memory grows with the text"
 
 
 def test_by_default_the_pool_holds_every_slot_at_its_full_length(llm: LLM) -> None:
@@ -186,8 +190,8 @@ def test_a_request_whose_memory_cannot_be_written_ends_with_an_error_and_later_o
 ) -> None:
     real, broken = llm.loop.room.reserve, [True, True]
 
-    def reserve(slot: int, tokens: int) -> bool:
-        room = real(slot, tokens)
+    def reserve(slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
+        room: int | None = real(slot, tokens, hashes)
         if broken:
             broken.pop()
             raise RuntimeError("the device is gone")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput, StructuredOutputs
 from tandemrt.engines.errors import BadRequest
@@ -28,7 +29,7 @@ A, B = 64, 65  # the tokens of "a" and "b"
 @pytest.fixture(scope="module")
 def opened(tiny_bundle: Path) -> Iterator[LLM]:
     with LLM(tiny_bundle, threads=1) as llm:
-        assert llm.tokenizer.convert_tokens_to_ids(["a", "b"]) == [A, B]
+        assert [llm.tokenizer.token_to_id(token) for token in "ab"] == [A, B]
         yield llm
 
 
@@ -133,9 +134,9 @@ def test_the_prefill_chunk_is_that_of_a_round_and_not_of_each_slot(tiny_bundle: 
             prefilled.append(0)
             step()
 
-        def counted_prefill(slot: int, start: int, count: int) -> None:
-            prefilled[-1] += count
-            prefill(slot, start, count)
+        def counted_prefill(slot: int, tokens: torch.Tensor) -> None:
+            prefilled[-1] += tokens.numel()
+            prefill(slot, tokens)
 
         llm.loop.step = counted_step  # type: ignore[method-assign]
         llm.loop.tandem.prefill = counted_prefill  # type: ignore[method-assign]

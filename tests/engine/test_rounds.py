@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest, Closed, InternalError, QueueFull
@@ -50,7 +49,7 @@ def test_rounds_allocate_no_buffers(llm: LLM) -> None:
         for i, cache in enumerate((tandem.cache, *drafter.caches)):
             buffers |= {f"cache {i}.{name}": tensor for name, tensor in cache.tensors.items()}
         found = {name: getattr(value, "device", value) for name, value in buffers.items()}
-        return {name: tensor.data_ptr() for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+        return {name: tensor.data_ptr() for name, tensor in found.items() if hasattr(tensor, "data_ptr")}
 
     llm.generate(["warm", "up"], endless(max_tokens=20))
     before = addresses()
@@ -151,7 +150,7 @@ def test_a_prompt_longer_than_a_chunk_is_prefilled_in_parts_and_gives_the_same_t
     with LLM(tiny_bundle, threads=1) as llm:
         chunked = llm.generate(prompt, endless(max_tokens=15))
         assert len(chunked.prompt_token_ids) > 2 * llm.bundle.limits.prefill_chunk
-        llm.loop.prompts.chunk = 1000
+        llm.loop.prompts.chunk = 7
         assert llm.generate(prompt, endless(max_tokens=15)).token_ids == chunked.token_ids
 
 

@@ -22,7 +22,7 @@ def answers(llm: LLM, **params: Any) -> list[RequestOutput]:
 
 
 def test_a_stop_token_that_a_request_ignores_never_stands_inside_its_grammar(llm: LLM) -> None:
-    own = llm.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    own = llm.tokenizer.token_to_id("<|endoftext|>")
     anything = StructuredOutputs(json={"type": "string", "minLength": 3, "maxLength": 6})
     for output in answers(llm, stop_token_ids=[own], structured_outputs=anything):
         assert (output.finish_reason, output.stop_reason) == ("stop", own)

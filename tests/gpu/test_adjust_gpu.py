@@ -75,7 +75,7 @@ def test_rounds_with_penalties_are_graphs_that_write_what_eager_runs_write(bundl
             first = told(drive(llm, ADJUSTED))
             assert told(drive(llm, ADJUSTED)) == first, "a second run repeats the first"
             if cuda_graphs:
-                assert llm.metrics.eager_runs == {}
+                assert set(llm.metrics.eager_runs) == {"prompts"}
                 assert any(key[0] == "adjust" for key in llm.loop.tandem._graphs._graphs)  # type: ignore[index]
             found.append(first)
     assert found[0] == found[1]

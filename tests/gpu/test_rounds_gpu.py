@@ -32,15 +32,16 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(recipe, tmp_path_factory.mktemp("demo") / "bundle").folder
 
 
-def test_every_piece_of_every_round_is_a_graph(bundle: Path) -> None:
+def test_every_piece_of_every_round_without_prompts_is_a_graph(bundle: Path) -> None:
     with LLM(bundle) as llm:
         drive(llm, MIXED)
         metrics = llm.metrics
         print(f"captured {metrics.graphs_captured}, replays {metrics.graph_replays}, eager {metrics.eager_runs}")
-        assert metrics.eager_runs == {}
+        assert set(metrics.eager_runs) == {"prompts"}
         assert metrics.graphs_captured >= 3
-        assert metrics.graphs_captured + metrics.graph_replays >= 3 * metrics.rounds
-        assert metrics.rounds <= metrics.waits <= metrics.rounds + 1
+        pieces = metrics.graphs_captured + metrics.graph_replays + metrics.eager_runs["prompts"]
+        assert pieces >= 3 * metrics.rounds
+        assert metrics.rounds <= metrics.waits
 
 
 def test_a_shape_that_first_occurs_beside_slots_that_others_left_is_a_graph(bundle: Path) -> None:
@@ -49,7 +50,7 @@ def test_a_shape_that_first_occurs_beside_slots_that_others_left_is_a_graph(bund
     requests.append((EVEN[3][0], EVEN[3][1] | {"window": 2}))
     with LLM(bundle) as llm:
         drive(llm, requests)
-        assert llm.metrics.eager_runs == {}
+        assert set(llm.metrics.eager_runs) == {"prompts"}
 
 
 @pytest.mark.parametrize("requests", [MIXED, EVEN], ids=["mixed", "even"])
@@ -116,7 +117,7 @@ def test_memory_comes_back_and_rounds_allocate_nothing(bundle: Path) -> None:
 
 def test_requests_wait_for_memory_and_are_all_served(bundle: Path) -> None:
     with LLM(bundle, cache_tokens=128) as few, LLM(bundle) as many:
-        assert few.loop.room.tokens == 128
+        assert few.loop.room.allocator.blocks == 3  # type: ignore[attr-defined]  # two, and scratch
         lengths = [len(output.token_ids) for output in drive(few, EVEN)]
         assert lengths == [len(output.token_ids) for output in drive(many, EVEN)]
 
@@ -128,7 +129,7 @@ def test_windows_are_compared_with_plain_decoding(bundle: Path, window: int) -> 
     for size in (0, window):
         with LLM(bundle, window=size) as llm:
             found.append(drive(llm, MIXED))
-            assert llm.metrics.eager_runs == {}
+            assert set(llm.metrics.eager_runs) == {"prompts"}
     parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(*found, strict=True)]
     print(f"window {window}: first differences from plain decoding {parted}")
     assert sum(at is None for at in parted) >= len(MIXED) // 2
@@ -139,7 +140,7 @@ def test_the_rejection_rule_repeats_itself_and_leaves_greedy_requests_as_they_ar
     with LLM(bundle) as llm:
         first, second = (told(drive(llm, requests)) for _ in range(2))
         coupled = told(drive(llm, EVEN))
-        assert llm.metrics.eager_runs == {}
+        assert set(llm.metrics.eager_runs) == {"prompts"}
         assert first == second
         assert first[0] == coupled[0]  # temperature 0
         assert sum(llm.metrics.accepted) > 0
@@ -160,7 +161,7 @@ def test_requests_come_go_and_are_cancelled_under_graphs(bundle: Path) -> None:
             llm.cancel(request)
             assert [len(output.token_ids) for output in outputs] == [5 + i] * 2
         assert all(cancelled.acquire(timeout=PATIENCE_S) for _ in range(8))
-        assert llm.metrics.eager_runs == {}
+        assert set(llm.metrics.eager_runs) == {"prompts"}
         assert llm.loop.room.allocator.available == llm.loop.room.allocator.blocks - 1  # type: ignore[attr-defined]
 
 

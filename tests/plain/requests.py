@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tandemrt import SamplingParams, StreamOutput
+from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.requests.penalties import Penalties
@@ -49,6 +50,7 @@ def make_waiting(
     window: int = 4,
     stop: Sequence[str] = (),
     client: str = "",
+    hashes: BlockHashes | None = None,
     **params: Any,
 ) -> Waiting:
     """A request over bytes; with ``thinking``, blocks are ``<think>`` to ``</think>``, a token per character."""
@@ -60,6 +62,7 @@ def make_waiting(
         ready(Constraint(256, (), thinking=rule, prompt=prompt)) if enforcement is None else enforcement,
         Transcript(TOKENIZER, stop),
         Penalties.of(prompt, sampling),
+        hashes,
     )
 
 

@@ -27,7 +27,7 @@ def test_calls_over_a_paged_cache_are_packed_and_those_over_a_linear_one_are_rec
     assert paged["token_ids"].shape == ("tokens",)
     assert paged["block_table"].shape == ("batch", 4)  # 3 would do for 130 tokens
     assert paged["prompt_table"].shape == ("prompts", 4)
-    places = {binding.name for binding in contract.packed(3)}
+    places = {binding.name for binding in contract.packed(4)}
     assert {binding.name for binding in paged.inputs} - {binding.name for binding in linear.inputs} == places
     for name in ("write_index", "score_rows", "logits"):
         assert linear[name] == paged[name]

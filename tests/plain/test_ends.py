@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tandemrt import StreamOutput
-from tandemrt.runtime.caches.kv_cache import LinearRoom
+from tandemrt.runtime.caches.linear import LinearRoom
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.checks import Checks
 from tandemrt.runtime.requests.running import Running
@@ -61,7 +61,7 @@ def committed(emitted: dict[int, list[int]], slots: Slots) -> tuple[Committer, C
 
 
 def test_one_who_cannot_leave_is_counted_and_told_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    slots = Slots(2, LinearRoom(), [Gone()], window=0)
+    slots = Slots(2, LinearRoom(0), [Gone()], window=0)
     running, heard = seated(slots)
     committer, _ = committed({}, slots)
     committer.end(running, "cancelled")
@@ -74,7 +74,7 @@ def test_one_who_cannot_leave_is_counted_and_told_all_the_same(caplog: pytest.Lo
 def test_one_whose_text_ends_where_nobody_can_leave_is_counted_and_told_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    slots = Slots(2, LinearRoom(), [Gone()], window=0)
+    slots = Slots(2, LinearRoom(0), [Gone()], window=0)
     _, heard = seated(slots, stop=["b"])
     committer, commit = committed({0: ids("ab")}, slots)
     commit()
@@ -86,7 +86,7 @@ def test_one_whose_text_ends_where_nobody_can_leave_is_counted_and_told_all_the_
 
 @pytest.mark.parametrize("reason", ["commit", "cancelled"])
 def test_a_request_whose_tokens_cannot_be_spelled_ends_alone(reason: str) -> None:
-    slots = Slots(2, LinearRoom(), [], window=0)
+    slots = Slots(2, LinearRoom(0), [], window=0)
     broken, heard = seated(slots, thinking=True)
     _, neighbour = seated(slots)
     committer, commit = committed({0: ids("<thi" if reason == "cancelled" else "ab"), 1: ids("ab")}, slots)
@@ -105,7 +105,7 @@ def test_a_request_whose_tokens_cannot_be_spelled_ends_alone(reason: str) -> Non
 
 
 def test_requests_that_left_since_are_not_committed_again() -> None:
-    slots = Slots(1, LinearRoom(), [], window=0)
+    slots = Slots(1, LinearRoom(0), [], window=0)
     first, heard = seated(slots)
     committer, commit = committed({0: ids("ab")}, slots)
     committer.end(first, "cancelled")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, BadRecipe, TandemError
@@ -69,9 +68,8 @@ def read_all(recipe: Path) -> None:
     stops = model.vocabulary.stop_ids(model.checkpoint.config)
     assert asked.reasoning is not None
     model.vocabulary.markers(asked.reasoning, stops)
-    tokenizer, _ = open_tokenizer(AutoTokenizer.from_pretrained, model.checkpoint.folder, model.spec.vocab)
-    oracle = AutoTokenizer.from_pretrained(model.checkpoint.folder)
-    assert tokenizer.encode("the text") == oracle.encode("the text")
+    tokenizer, _ = open_tokenizer(model.checkpoint.folder, model.spec.vocab)
+    assert tokenizer.decode(tokenizer.encode("the text")) == "the text"
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])

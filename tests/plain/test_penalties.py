@@ -123,7 +123,7 @@ def test_a_batch_mixes_requests_that_list_much_little_and_nothing() -> None:
         assert entries.columns == columns
         assert view["entry_len"].tolist() == [len(listed[i].bias) if i in listed else 0 for i in range(4)]
         at = next(slot for slot, request in rows.items() if request is narrow)
-        assert (view["entry_tokens"][at, 0], view["entry_bias"][at, 0]) == (3, 1.5)
+        assert (view["entry_tokens"][at, 0].item(), view["entry_bias"][at, 0].item()) == (3, 1.5)
         assert [float(view[n][at]) for n in ("presence", "frequency", "repetition")] == [0.5, -0.25, 1.0]
     entries.begin(4)
     entries.write()

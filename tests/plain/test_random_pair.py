@@ -61,7 +61,7 @@ def test_a_filler_tokenizer_has_every_id_and_serves_grammars(tmp_path):
     assert opened.size == len(opened.tokenizer.get_vocab()) == size
     assert opened.stop_ids({}) == (size - 3,)
     assert opened.spell("start", "<think>").ids == (size - 2,)
-    vocabulary = vocabulary_from_tokenizer(AutoTokenizer.from_pretrained(tmp_path), size)
+    vocabulary = vocabulary_from_tokenizer(AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer, size)
     library = GrammarLibrary(vocabulary, stop_ids=opened.stop_ids({}), timeout_s=60)
     compiled = library.compile(StructuredOutputs(regex="[a-z]+")).result()
     library.close()

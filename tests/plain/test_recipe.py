@@ -52,6 +52,13 @@ def test_capacity_leaves_slack_for_the_padded_tail_of_the_last_window(tmp_path: 
     assert load(tmp_path, MINIMAL + draft + "[limits]\nlength = 100\n").capacity == 100 + 5 + 1
 
 
+def test_a_chunk_of_a_prompt_suits_the_backend_unless_the_recipe_says_it(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).prefill_chunk == 256
+    assert load(tmp_path, MINIMAL + "[limits]\nlength = 100").prefill_chunk == 100
+    assert load(tmp_path, MINIMAL + "[limits]\nprefill_chunk = 7").prefill_chunk == 7
+    assert load(tmp_path, CUDA).prefill_chunk == 2048
+
+
 CUDA = MINIMAL + '[backend]\nname = "onnxruntime-cuda"\n'
 
 
@@ -142,7 +149,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
         ('name = "r"\ntarget = "models/target"', "target: must be a table; got 'models/target'"),
         (MINIMAL.replace('"r"', '"../r"'), "name: must match ^[A-Za-z0-9]"),
         (MINIMAL.replace('"models/target"', "3"), "target.checkpoint: must be a path; got 3"),
-        (MINIMAL + 'dtype = "int8"', "target.dtype: must be 'float32', 'float16' or 'bfloat16'; got 'int8'"),
+        (MINIMAL + 'dtype = "int4"', "target.dtype: must be 'float32', 'float16', 'bfloat16' or 'int8'; got 'int4'"),
         (MINIMAL + "[draft]\nwindow = 4", "draft.kind: is required and missing"),
         (MINIMAL + '[draft]\nkind = "medusa"', "draft.kind: must be one of 'model', 'ngram', 'none'; got 'medusa'"),
         (MINIMAL + '[draft]\nkind = "model"', "draft.checkpoint: is required and missing"),
@@ -194,6 +201,10 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
     [
         ("[limits]\nlength = 32\nprefill_chunk = 33", "prefill_chunk must not exceed length; got 33 > 32. Lower"),
         (
+            '[limits]\nbatch = 2\nlength = 32\nprefill_chunk = 65\n[backend]\nname = "onnxruntime-cuda"',
+            "prefill_chunk must not exceed batch * length; got 65 > 64. Lower",
+        ),
+        (
             '[draft]\nkind = "ngram"\nwindow = 8\n[limits]\nlength = 8\nprefill_chunk = 8',
             "draft.window must be below limits.length; got 8 >= 8. Lower",
         ),
@@ -230,10 +241,14 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
             "backend.cache: must be 'linear' or 'paged'; got 'ring'",
         ),
         ('[backend]\nname = "onnxruntime-cpu"\ncache = "paged"', "backend 'onnxruntime-cpu': unknown key 'cache'"),
-        ('dtype = "bfloat16"', "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu'"),
+        (
+            'dtype = "int8"\n[backend]\nname = "onnxruntime-cuda"',
+            "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu'",
+        ),
+        ('dtype = "bfloat16"', "dtype must be float32, float16 or int8 when backend.name is 'onnxruntime-cpu'"),
         (
             '[draft]\nkind = "model"\ncheckpoint = "d"\ndtype = "bfloat16"',
-            "dtype must be float32 or float16 when backend.name is 'onnxruntime-cpu'",
+            "dtype must be float32, float16 or int8 when backend.name is 'onnxruntime-cpu'",
         ),
         (
             '[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["8.6"]',
@@ -308,7 +323,7 @@ def test_a_backend_that_does_not_fit_the_recipe_is_refused_by_name(tmp_path: Pat
 
 
 def test_every_violation_is_reported_at_once(tmp_path: Path) -> None:
-    message = refusal(tmp_path, MINIMAL + 'dtype = "int8"\n[limits]\nbatch = 0\nlength = 1')
+    message = refusal(tmp_path, MINIMAL + 'dtype = "int4"\n[limits]\nbatch = 0\nlength = 1')
     assert all(key in message for key in ("target.dtype", "limits.batch", "limits.length"))
 
 

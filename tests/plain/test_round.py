@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandemrt.plugins.operators import Rule
-from tandemrt.runtime.caches.kv_cache import LinearRoom
+from tandemrt.runtime.caches.linear import LinearRoom
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -27,22 +27,26 @@ STAGES = ("propose", "fetch", "score", "commit", "fill", "verify")
 
 def filled(*prompts: int, **params: Any) -> Slots:
     """Slots with requests of so many prompt tokens; those of one token need no prefill."""
-    slots = Slots(SLOTS, LinearRoom(), [], window=0)
+    slots = Slots(SLOTS, LinearRoom(0), [], window=0)
     for length in prompts:
         slots.join(make_waiting(prompt=[0] * length, **params))
     return slots
 
 
 class FakeTandem:
-    """A target that always says "a", and notes what it prefilled: slot, start, count."""
+    """A target with a linear cache that always says "a", and notes its calls: first slot, places, tokens."""
 
     def __init__(self) -> None:
-        self.buffers = RoundBuffers(slots=SLOTS, window=WINDOW, vocab=256, length=256, dtype=torch.float32, device=CPU)
+        self.buffers = RoundBuffers(
+            slots=SLOTS, window=WINDOW, vocab=256, length=256, chunk=CHUNK, dtype=torch.float32, device=CPU
+        )
         self.state = SlotState(SLOTS, CPU)
-        self.prefilled: list[tuple[int, int, int]] = []
+        self.runs = None
+        self.prefilled: list[tuple[int, list[int], list[list[int]]]] = []
 
-    def prefill(self, slot: int, start: int, count: int) -> None:
-        self.prefilled.append((slot, start, count))
+    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+        at = self.state.view("length", SLOTS)[slot : slot + len(tokens)]
+        self.prefilled.append((slot, at.tolist(), tokens.tolist()))
 
     def score(self, this: Round) -> None:
         pass
@@ -70,8 +74,11 @@ class FakeDrafter:
     def leave(self, slot: int) -> None:
         pass
 
-    def prefill(self, slot: int, start: int, count: int) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
         pass
+
+    def held(self, running: Any) -> int:
+        return len(running.tokens)
 
     def skip(self, this: Round) -> None:
         pass
@@ -117,27 +124,52 @@ def test_who_finishes_meanwhile_leaves_a_round_whose_calls_stay_as_they_are() ->
     assert (rest.batch, rest.window, rest.filters, rest.rules) == (this.batch, this.window, this.filters, this.rules)
 
 
-def test_all_prompts_of_a_round_share_one_chunk_and_the_first_who_came_is_served_first() -> None:
+def prompted(*lengths: int, beside: int = CHUNK) -> tuple[Any, Prompts, Slots]:
+    """A target over a linear cache, and prompts of ``lengths`` tokens that count up from 100."""
     tandem: Any = FakeTandem()
-    prompts = Prompts(tandem, FakeDrafter(ahead=True), Metrics(), chunk=CHUNK)
-    slots = Slots(SLOTS, LinearRoom(), [prompts], window=0)
-    for length in (41, 1, 4, 30):
+    prompts = Prompts(tandem, FakeDrafter(ahead=True), Metrics(), chunk=CHUNK, chunk_beside=beside)
+    slots = Slots(SLOTS, LinearRoom(0), [prompts], window=0)
+    for length in lengths:
         slots.join(make_waiting(prompt=list(range(100, 100 + length))))
-    rounds = []
+    return tandem, prompts, slots
+
+
+def test_all_prompts_of_a_round_share_one_chunk_and_the_first_who_came_is_served_first() -> None:
+    tandem, prompts, slots = prompted(41, 1, 4, 30)
+    rounds, served = [], []
     for _ in range(6):
-        prompts.prefill(slots)
-        rounds.append(tandem.prefilled.copy())
+        this = prompts.begin(slots, Windows(0, WINDOW))
+        rounds.append([(slot, at, [len(row) for row in tokens]) for slot, at, tokens in tandem.prefilled])
+        served.append(list(this.rows))
         tandem.prefilled.clear()
     assert rounds == [
-        [(0, 0, 16)],
-        [(0, 16, 16)],
-        [(0, 32, 8), (2, 0, 3), (3, 0, 5)],
-        [(3, 5, 16)],
-        [(3, 21, 8)],
+        [(0, [0], [16])],
+        [(0, [16], [16])],
+        [(0, [32], [8]), (2, [0], [3]), (3, [0], [5])],
+        [(3, [5], [16])],
+        [(3, [21], [8])],
         [],
     ]
+    assert served == [[1], [1], [0, 1, 2], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3]], "from the round on it is read in"
     assert tandem.state.view("length", 4).tolist() == [40, 0, 3, 29]
     assert tandem.state.newest[:4].tolist() == [[139, 140], [100, 100], [102, 103], [128, 129]]
+
+
+def test_over_a_linear_cache_equally_long_chunks_of_slots_side_by_side_are_one_call() -> None:
+    tandem, prompts, slots = prompted(5, 5, 5, 4)
+    prompts.begin(slots, Windows(0, WINDOW))
+    four = [100, 101, 102, 103]
+    assert tandem.prefilled == [(0, [0, 0, 0], [four] * 3), (3, [0], [four[:3]])]
+
+
+def test_fewer_prompt_tokens_go_in_beside_requests_that_decode() -> None:
+    tandem, prompts, slots = prompted(60, beside=5)
+    prompts.begin(slots, Windows(0, WINDOW))
+    slots.join(make_waiting(prompt=[0]))
+    prompts.begin(slots, Windows(0, WINDOW))
+    slots.leave(1)
+    prompts.begin(slots, Windows(0, WINDOW))
+    assert [len(tokens[0]) for _, _, tokens in tandem.prefilled] == [16, 5, 16]
 
 
 @pytest.mark.parametrize(
@@ -159,12 +191,13 @@ def test_a_round_has_a_timetable_with_one_wait_and_the_last_one_is_only_committe
         FakeDrafter(ahead=ahead),
         scheduler,
         clock,
-        LinearRoom(),
+        LinearRoom(0),
         metrics,
         Timeline(CPU, metrics, enabled=False),
         slots=SLOTS,
         windows=Windows(WINDOW, WINDOW),
         prefill_chunk=CHUNK,
+        prefill_chunk_beside=CHUNK,
         overlap=overlap,
     )
     done: list[str] = []

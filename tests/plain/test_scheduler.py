@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import pytest
@@ -25,18 +25,26 @@ SLOTS, LIMIT = 2, 3
 class Turnstile:
     """Room for the next ``count`` requests that ask (None: for all); notes for how many tokens they ask."""
 
-    tokens = None
+    finds_answers = True
 
     def __init__(self, count: int | None = None) -> None:
         self.count = count
         self.asked: list[int] = []
 
-    def reserve(self, slot: int, tokens: int) -> bool:  # noqa: ARG002
+    def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:  # noqa: ARG002
         self.asked.append(tokens)
-        return self.count is None or len(self.asked) <= self.count
+        return 0 if self.count is None or len(self.asked) <= self.count else None
+
+    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
+        pass
 
     def leave(self, slot: int) -> None:
         pass
+
+
+def needed(waiting: Waiting) -> int:
+    """Tokens of memory that a request joins with: what it comes with, a round in flight, and the next one."""
+    return capacity(len(waiting.request.prompt) + 1, 0)
 
 
 def opened(count: int, queue_limit: int, room: Turnstile) -> tuple[Scheduler, Slots]:
@@ -49,6 +57,7 @@ class SchedulerModel(RuleBasedStateMachine):
         super().__init__()
         self.room = Turnstile()
         self.scheduler, self.slots = opened(SLOTS, LIMIT, self.room)
+        self.preempted: list[Waiting] = []  # the oldest first
         self.queue: list[Waiting] = []
         self.running: list[Waiting] = []  # in order of admission
         self.compiling: list[Future[Enforcement]] = []
@@ -70,13 +79,18 @@ class SchedulerModel(RuleBasedStateMachine):
         if self.closed:
             with pytest.raises(Closed, match="closed"):
                 self.scheduler.submit(waiting, block=True)
-        elif len(self.queue) - (0 if self.short else SLOTS - len(self.running)) >= LIMIT:  # free slots make room
+        elif len(self.queue) - self.joining >= LIMIT:
             with pytest.raises(QueueFull):
                 self.scheduler.submit(waiting, block=False)
         else:
             self.scheduler.submit(waiting, block=True)
             self.queue.append(waiting)
             self.compiling += [enforcement] if compiling else []
+
+    @property
+    def joining(self) -> int:
+        """Free slots make room in the queue, where nobody else is waiting for them."""
+        return 0 if self.short or self.preempted else SLOTS - len(self.running)
 
     @precondition(lambda self: self.compiling)
     @rule(fails=st.booleans(), data=st.data())
@@ -87,37 +101,37 @@ class SchedulerModel(RuleBasedStateMachine):
         else:
             enforcement.set_result(Enforcement(Constraint(256, ())))
 
-    @precondition(lambda self: self.queue or self.running)
+    @precondition(lambda self: self.everybody)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        waiting = data.draw(st.sampled_from(self.queue + self.running))
+        waiting = data.draw(st.sampled_from(self.everybody))
         waiting.request.cancel()
         self.cancelled.add(waiting)
 
-    @precondition(lambda self: self.queue)
+    @precondition(lambda self: self.preempted or self.queue)
     @rule()
     def drop(self) -> None:
-        gone = [r for r in self.queue if r in self.cancelled or self.failed(r)]
+        gone = [r for r in self.preempted + self.queue if r in self.cancelled or self.failed(r)]
+        self.preempted = [r for r in self.preempted if r not in gone]
         self.queue = [r for r in self.queue if r not in gone]
         dropped = self.scheduler.drop_waiting(time.monotonic())
         self.compiling = [each for each in self.compiling if not each.cancelled()]  # nobody waits for them
-        assert [each.request for each in dropped] == [waiting.request for waiting in gone]
+        assert [each.waiting.request for each in dropped] == [waiting.request for waiting in gone]
         assert [each.reason for each in dropped] == ["cancelled" if r in self.cancelled else "error" for r in gone]
 
-    @precondition(lambda self: self.queue or self.short)
+    @precondition(lambda self: self.preempted or self.queue or self.short)
     @rule(room=st.integers(0, SLOTS))
     def admit(self, room: int) -> None:
-        can_run = [r for r in self.queue if r.enforcement.done() and not self.failed(r)]
+        can_run = self.preempted + [r for r in self.queue if r.enforcement.done() and not self.failed(r)]
         joined = can_run[: min(room, SLOTS - len(self.running))]
         self.room.count, self.room.asked = room, []
         found, failed = self.scheduler.admit(self.slots)
         asked = self.room.asked
         assert failed is None
         assert [running.request for running in found] == [waiting.request for waiting in joined]
-        assert asked == [
-            capacity(r.request.length, 0) for r in can_run[: len(asked)]
-        ]  # nobody overtakes one who found no room
-        assert asked[:room] == [capacity(r.request.length, 0) for r in joined]
+        assert asked == [needed(r) for r in can_run[: len(asked)]]  # nobody overtakes one who found no room
+        assert asked[:room] == [needed(r) for r in joined]
+        self.preempted = [r for r in self.preempted if r not in joined]
         self.queue = [r for r in self.queue if r not in joined]
         self.running += joined
         self.short = len(asked) > room
@@ -129,6 +143,15 @@ class SchedulerModel(RuleBasedStateMachine):
         self.running.remove(waiting)
         self.slots.leave(next(running.slot for running in self.slots if running.request is waiting.request))
 
+    @precondition(lambda self: self.running)
+    @rule()
+    def preempt(self) -> None:
+        *_, youngest = self.slots
+        waiting = self.running.pop()
+        self.scheduler.preempt(youngest.preempt())
+        self.slots.leave(youngest.slot)
+        self.preempted.insert(0, waiting)
+
     @precondition(lambda self: self.sent > 5)  # late, and not always: a closed scheduler has little to show
     @rule(really=st.sampled_from([False, False, False, True]))
     def close(self, really: bool) -> None:
@@ -136,21 +159,26 @@ class SchedulerModel(RuleBasedStateMachine):
             return
         self.scheduler.close()
         self.closed = True
-        self.cancelled.update(self.queue, self.running)
+        self.cancelled.update(self.everybody)
 
-    @precondition(lambda self: self.running or self.closed or any(self.moves(r) for r in self.queue))
+    @precondition(lambda self: self.running or self.preempted or self.closed or any(map(self.moves, self.queue)))
     @rule()
     def wait(self) -> None:
-        assert self.scheduler.wait_for_work() == bool(self.running or self.queue)
+        assert self.scheduler.wait_for_work() == bool(self.everybody)
+
+    @property
+    def everybody(self) -> list[Waiting]:
+        return self.preempted + self.queue + self.running
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
         assert [running.request for running in self.slots] == [waiting.request for waiting in self.running]
         assert len({running.slot for running in self.slots} & set(range(SLOTS))) == len(self.running)
-        assert (self.scheduler.waiting, self.scheduler.running) == (len(self.queue), len(self.running))
-        assert all(
-            (r.request.interrupted(0.0) == "cancelled") == (r in self.cancelled) for r in self.queue + self.running
+        assert (self.scheduler.waiting, self.scheduler.running) == (
+            len(self.preempted + self.queue),
+            len(self.running),
         )
+        assert all((r.request.interrupted(0.0) == "cancelled") == (r in self.cancelled) for r in self.everybody)
 
     def moves(self, waiting: Waiting) -> bool:
         return waiting.enforcement.done() or waiting in self.cancelled
@@ -214,7 +242,7 @@ def test_one_that_cannot_join_leaves_the_queue_and_those_behind_it_are_next(monk
     first, failed = scheduler.admit(slots)
     assert [running.request for running in first] == [sent[0].request]
     assert failed is not None
-    assert (failed[0], str(failed[1])) == (sent[1].request, "no such slot")
+    assert (failed[0], str(failed[1])) == (sent[1], "no such slot")
     assert (scheduler.waiting, scheduler.running, len(slots)) == (1, 1, 1)
     assert [running.request for running in scheduler.admit(slots).joined] == [sent[2].request]
 

@@ -1,5 +1,6 @@
 """Whoever joins and leaves, in any order and whatever raises on the way: nobody holds a thing of one who is gone."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tandemrt.engines.calls import capacity
-from tandemrt.engines.contract import blocks_of
+from tandemrt.engines.contract import BLOCK_SIZE, blocks_of
 from tandemrt.engines.errors import InternalError
-from tandemrt.runtime.caches.kv_cache import BlockTable, LinearRoom
+from tandemrt.runtime.caches.hashes import BlockHashes
+from tandemrt.runtime.caches.kv_cache import BlockTable
+from tandemrt.runtime.caches.linear import LinearRoom
 from tandemrt.runtime.drafters.ngram import NgramDrafter
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.requests.waiting import Waiting
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.prompts import Prompts
 from tandemrt.runtime.round.state import SlotState
@@ -34,16 +39,23 @@ class Fragile:
         self.inner = inner
         self._faults = faults  # who is to raise, and when
 
+    @property
+    def finds_answers(self) -> bool:
+        return bool(self.inner.finds_answers)
+
     def join(self, running: Running) -> None:
         self._break("before it joined")
         self.inner.join(running)
         self._break("behind its join")
 
-    def reserve(self, slot: int, tokens: int) -> bool:
+    def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
         self._break("before it joined")
-        found: bool = self.inner.reserve(slot, tokens)
+        found: int | None = self.inner.reserve(slot, tokens, hashes)
         self._break("behind its join")
         return found
+
+    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
+        self.inner.know(slot, hashes)
 
     def leave(self, slot: int) -> None:
         self.inner.leave(slot)
@@ -59,7 +71,7 @@ class SeatsModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         dtype = torch.float32
-        buffers = RoundBuffers(slots=SLOTS, window=WINDOW, vocab=256, length=256, dtype=dtype, device=CPU)
+        buffers = RoundBuffers(slots=SLOTS, window=WINDOW, vocab=256, length=400, chunk=64, dtype=dtype, device=CPU)
         self.table = BlockTable(SLOTS, BLOCKS - 1, BLOCKS, CPU)
         self.state = SlotState(SLOTS, CPU)
         self.scheduler = Scheduler(SLOTS, 1)
@@ -72,19 +84,45 @@ class SeatsModel(RuleBasedStateMachine):
         self.slots = Slots(SLOTS, room, listeners, window=WINDOW)
         self.tokens = buffers.prompts
         self.running: list[Running] = []  # in the order in which they joined
+        self.began: dict[Running, list[int]] = {}  # with which tokens they joined
+        self.gone: list[Waiting] = []  # found no memory to grow
 
+    def needed(self, tokens: Sequence[int], request: Request) -> int:
+        """Blocks for a text, a round in flight and the next one."""
+        return blocks_of(capacity(min(len(tokens) + WINDOW + 1, request.length), WINDOW))
+
+    def found(self, waiting: Waiting) -> list[int]:
+        """Blocks that hold what a text begins with, up to the token that a round feeds."""
+        assert waiting.hashes is not None
+        hashes = waiting.hashes.first(waiting.tokens, (len(waiting.tokens) - 1) // BLOCK_SIZE)
+        return [self.table.allocator._known[each] for each in hashes[: self.table.allocator.found(hashes)]]
+
+    @property
     def available(self) -> int:
-        return BLOCKS - 1 - sum(blocks_of(capacity(running.request.length, WINDOW)) for running in self.running)
+        """Blocks that are in nobody's table."""
+        return BLOCKS - 1 - len({block for row in self.table.device.tolist() for block in row if block})
 
     @precondition(lambda self: len(self.running) < SLOTS)
     @rule(
-        prompt=st.lists(st.integers(1, 255), min_size=1, max_size=150),
+        prompt=st.lists(st.integers(1, 255), min_size=1, max_size=100),
+        shared=st.integers(0, 2),
         temperature=st.sampled_from([0.0, 0.5, 2.0]),
         breaks=st.none() | st.tuples(st.integers(0, 4), st.sampled_from(["before it joined", "behind its join"])),
     )
-    def join(self, prompt: list[int], temperature: float, breaks: tuple[int, str] | None) -> None:
-        waiting = make_waiting(prompt=prompt, temperature=temperature)
-        fits = blocks_of(capacity(waiting.request.length, WINDOW)) <= self.available()
+    def join(self, prompt: list[int], shared: int, temperature: float, breaks: tuple[int, str] | None) -> None:
+        hashes = BlockHashes("bundle")
+        waiting = make_waiting(prompt=[7] * BLOCK_SIZE * shared + prompt, temperature=temperature, hashes=hashes)
+        self.take_a_seat(waiting, breaks)
+
+    @precondition(lambda self: self.gone and len(self.running) < SLOTS)
+    @rule()
+    def come_back(self) -> None:
+        self.take_a_seat(self.gone[0], None)
+
+    def take_a_seat(self, waiting: Waiting, breaks: tuple[int, str] | None) -> None:
+        found = self.found(waiting)
+        held = {block for row in self.table.device.tolist() for block in row}
+        fits = self.needed(waiting.tokens, waiting.request) - len(found) <= self.available - len(set(found) - held)
         if breaks is not None and (fits or breaks[0] == 0):
             self.faults.append((self.all[breaks[0]], breaks[1]))
             with pytest.raises(RuntimeError, match=breaks[1]):
@@ -94,7 +132,34 @@ class SeatsModel(RuleBasedStateMachine):
         assert (running is not None) == fits
         if running is not None:
             assert running.request is waiting.request
+            assert running.cached == running.prefilled == len(found) * BLOCK_SIZE
+            assert self.table.device[running.slot, : len(found)].tolist() == found
+            assert waiting.preempted in (None, running)
             self.running.append(running)
+            self.began[running] = [*running.tokens]
+            self.gone = [each for each in self.gone if each is not waiting]
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), count=st.integers(1, 90))
+    def grow(self, data: st.DataObject, count: int) -> None:
+        running = data.draw(st.sampled_from(self.running))
+        before = [block for block in self.table.device[running.slot].tolist() if block]
+        running.tokens += [9] * min(count, running.remaining)
+        fits = self.needed(running.tokens, running.request) - len(before) <= self.available
+        assert self.slots.grow(running) == fits
+        after = [block for block in self.table.device[running.slot].tolist() if block]
+        assert after[: len(before)] == before, "what a text has written stays where it is"
+        assert len(after) == max(len(before), self.needed(running.tokens, running.request) if fits else 0)
+        if not fits:
+            self.running.remove(running)
+            self.slots.leave(running.slot)
+            self.gone.insert(0, running.preempt())
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def know(self, data: st.DataObject) -> None:
+        running = data.draw(st.sampled_from(self.running))
+        self.slots.know(running, data.draw(st.integers(0, len(running.tokens) - 1)))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), breaks=st.sets(st.integers(0, 4), max_size=3))
@@ -114,7 +179,7 @@ class SeatsModel(RuleBasedStateMachine):
         assert list(self.slots) == self.running
         assert (len(self.slots), self.slots.free) == (len(self.running), SLOTS - len(self.running))
         assert self.scheduler.running == len(self.running)
-        assert self.table.allocator.available == self.available()
+        assert self.table.allocator.available == self.available
         seated = {running.slot: running for running in self.running}
         assert len(seated) == len(self.running)
         assert self.drafter._indexes.keys() == seated.keys()
@@ -125,10 +190,11 @@ class SeatsModel(RuleBasedStateMachine):
             place = [values[slot] for values in state]
             if slot in seated:
                 running = seated[slot]
-                assert len(set(blocks)) == blocks_of(capacity(running.request.length, WINDOW))
-                assert place == [0, 1, running.request.params.temperature]
-                assert newest[slot] == [running.tokens[0]] * 2
-                assert self.tokens[slot, : len(running.tokens)].tolist() == running.tokens
+                began, at = self.began[running], running.cached
+                assert len(set(blocks)) >= self.needed(began, running.request)
+                assert place == [at, at + 1, running.request.params.temperature]
+                assert newest[slot] == [began[max(0, at - 1)], began[at]]
+                assert self.tokens[slot, : len(began)].tolist() == began
             else:
                 assert blocks == []
                 assert place == [0, 0, 0]
@@ -145,7 +211,7 @@ TestSeats.settings = settings(max_examples=40, stateful_step_count=20, deadline=
 
 
 def test_nobody_joins_where_all_slots_are_taken() -> None:
-    slots = Slots(1, LinearRoom(), [], window=0)
+    slots = Slots(1, LinearRoom(0), [], window=0)
     assert slots.join(make_waiting()) is not None
     with pytest.raises(InternalError, match="slots: all 1 are taken"):
         slots.join(make_waiting())

@@ -1,12 +1,12 @@
 """What the device believes of a slot is what a list of tokens would say."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.request import SlotParams
-from tandemrt.runtime.round.state import SlotState
+from tandemrt.runtime.round.state import Place, SlotState
 
 SLOTS = 3
 WINDOW = st.integers(0, 4)
@@ -21,7 +21,7 @@ def test_slots_advance_as_their_texts_grow(prompt: list[int], rounds: list[tuple
     state = SlotState(SLOTS, torch.device("cpu"))
     texts = [list(prompt) for _ in range(SLOTS)]
     for slot in range(SLOTS):
-        state.place(slot, length=len(prompt) - 1, last=prompt[-1], previous=prompt[max(0, len(prompt) - 2)])
+        state.place([Place.of(slot, prompt, len(prompt) - 1)])
     for window, emitted in rounds:
         padded = [row + [-1] * (window + 1 - len(row)) for row in emitted]
         state.advance(torch.tensor(padded), torch.tensor([len(row) for row in emitted]))
@@ -36,7 +36,7 @@ def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbour
     state = SlotState(SLOTS, torch.device("cpu"))
     for slot in range(SLOTS):
         state.sample(slot, SlotParams(0.5, 7, 0.25, 0.125, 1, 0))
-        state.place(slot, length=5, last=2, previous=1)
+        state.place([Place(slot, length=5, last=2, previous=1)])
     state.leave(1)
     assert state.view("length", SLOTS).tolist() == [5, 0, 5]
     assert state.view("temperature", SLOTS).tolist() == [0.5, 0, 0.5]

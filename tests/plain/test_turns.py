@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from itertools import islice
 
@@ -22,14 +22,19 @@ from tests.plain.requests import make_waiting
 class Room:
     """Room for whoever asks, from ``open`` on; before it lets a request in it does ``first``."""
 
+    finds_answers = True
+
     def __init__(self) -> None:
         self.open = True
         self.first: Callable[[], object] = lambda: None
 
-    def reserve(self, slot: int, tokens: int) -> bool:  # noqa: ARG002
+    def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:  # noqa: ARG002
         if self.open:
             self.first()
-        return self.open
+        return 0 if self.open else None
+
+    def know(self, slot: int, hashes: Sequence[bytes]) -> None:
+        pass
 
     def leave(self, slot: int) -> None:
         pass
@@ -144,7 +149,7 @@ def test_a_full_queue_gives_up_the_newest_of_the_client_with_the_most_waiting() 
     with pytest.raises(QueueFull):  # as many as the other has
         send(scheduler, "quiet")
     dropped = scheduler.drop_waiting(time.monotonic())
-    assert [each.request for each in dropped] == requests([flood[3], flood[2]])
+    assert [each.waiting.request for each in dropped] == requests([flood[3], flood[2]])
     for each in dropped:
         assert each.reason == "error"
         assert isinstance(each.failure, QueueFull)
@@ -176,7 +181,7 @@ def test_the_loop_wakes_for_a_request_that_had_to_leave_while_all_others_compile
     for client in ("flood", "flood", "quiet"):
         scheduler.submit(make_waiting(client=client, enforcement=Future()), block=False)
     assert scheduler.wait_for_work()
-    assert [each.request.client for each in scheduler.drop_waiting(time.monotonic())] == ["flood"]
+    assert [each.waiting.request.client for each in scheduler.drop_waiting(time.monotonic())] == ["flood"]
     assert scheduler.waiting == 2
 
 

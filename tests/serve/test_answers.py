@@ -86,9 +86,9 @@ def test_a_schema_is_obeyed_whatever_the_temperature(demo: Client, example: Any)
 @pytest.mark.parametrize("budget", [0, 1, 6, 23])
 def test_a_thinking_budget_is_exact(demo: Client, llm: LLM, budget: int) -> None:
     tokenizer = llm.tokenizer
-    start, end = (tokenizer.convert_tokens_to_ids(marker) for marker in ("<think>", "</think>"))
+    start, end = (tokenizer.token_to_id(marker) for marker in ("<think>", "</think>"))
     _, answer = demo.generate(**asking(EXAMPLES[1], seed=6, temperature=1.0, thinking_token_budget=budget))
-    chat = tokenizer.apply_chat_template(EXAMPLES[1].prompt_messages(), add_generation_prompt=True, tokenize=False)
+    chat = tokenizer.apply_chat_template(EXAMPLES[1].prompt_messages())
     prompt = tokenizer.encode(chat, add_special_tokens=False)
     thought = prompt[prompt.index(start) + 1 :] + token_ids(answer)[: token_ids(answer).index(end)]
     assert len(thought) == max(budget, len(prompt) - prompt.index(start) - 1)

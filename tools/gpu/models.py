@@ -46,8 +46,8 @@ def make_models(folder: Path, size: Size, *, device: str, acceptance: float, tem
     )
 
 
-def make_bundle(folder: Path, *, device: str, batch: int, length: int, chunk: int, window: int) -> Bundle:
-    """Export the models in ``folder`` to ``folder``/bundle."""
+def make_bundle(folder: Path, name: str, *, device: str, batch: int, length: int, chunk: int, window: int) -> Bundle:
+    """Export the models in ``folder`` to ``folder``/``name``."""
     cuda = device.startswith("cuda")
     backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
     text = _RECIPE.format(
@@ -59,9 +59,9 @@ def make_bundle(folder: Path, *, device: str, batch: int, length: int, chunk: in
         window=window,
         backend=backend,
     )
-    recipe = folder / "bench.toml"
+    recipe = folder / f"{name}.toml"
     recipe.write_text(text)
-    return Bundle.open(build(Recipe.load(recipe), folder / "bundle", progress=_say).folder)
+    return Bundle.open(build(Recipe.load(recipe), folder / name, progress=_say).folder)
 
 
 def floor_ms(bundle: Bundle, rows: int, context: float) -> float:

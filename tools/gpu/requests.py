@@ -9,11 +9,11 @@ from tandemrt.engines.bundle import Bundle
 SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 64}
 
 
-def prompts(bundle: Bundle, count: int, length: int) -> list[list[int]]:
-    """Random tokens, none of them a marker or a stop token; every prompt is another one."""
+def prompts(bundle: Bundle, count: int, length: int, seed: int = 0) -> list[list[int]]:
+    """Random tokens, none of them a marker or a stop token; every prompt is another one, for every seed."""
     assert bundle.markers is not None
     special = min(bundle.markers.start.ids + bundle.stop_ids) - 1  # tools/filler_tokenizer.py puts them last
-    draw = Random(length)
+    draw = Random(f"{length} {seed}")
     return [[draw.randrange(special) for _ in range(length)] for _ in range(count)]
 
 

@@ -13,7 +13,7 @@ Profile = Use  # symbol of the contract (batch, query, rows, window, ...) -> siz
 
 def decoder_profiles(recipe: Recipe) -> dict[str, Profile]:
     """The uses of a target or draft model, a profile each."""
-    return decoder_uses(recipe.limits.batch, recipe.draft.window, recipe.limits.prefill_chunk)
+    return decoder_uses(recipe.limits.batch, recipe.draft.window, recipe.prefill_chunk)
 
 
 def head_profiles(recipe: Recipe, contract: Contract) -> dict[str, Profile]:

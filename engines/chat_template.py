@@ -1,0 +1,81 @@
+"""Chat templates: Jinja in a sandbox, with the names and filters that templates of the hub are written for."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # what its name may be, the usual one first
+
+
+class ChatTemplate:
+    """One template, compiled when it is first rendered. ``variables`` are the special tokens that it may name."""
+
+    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        self._source = source
+        self._variables = dict(variables)
+        self._compiled: jinja2.Template | None = None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt of ``messages``, with ``tools`` to call. Raises what the template raises."""
+        if self._compiled is None:
+            from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
+
+            self._compiled = environment().from_string(self._source)
+        return self._compiled.render(
+            messages=[_message(each) for each in messages],
+            tools=[_plain(each) for each in tools] or None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self._variables,
+        )
+
+
+def chance_in_template(template: str) -> str | None:
+    """Return what draws lots in a chat template, or None. A template that is no Jinja is left to fail by itself."""
+    if "random" not in template and "lipsum" not in template:
+        return None
+    import jinja2  # slow to import, and hardly a template gets here
+
+    lexer = jinja2.Environment(autoescape=False)  # only reads
+    try:
+        words = [text for _, kind, text in lexer.lex(template) if kind in ("operator", "name", "string")]
+    except jinja2.TemplateSyntaxError:
+        return None
+    if "lipsum" in words:
+        return "lipsum"
+    for before, word in pairwise(words):
+        if (before, word) == ("|", "random") or (before == "(" and word in ("'random'", '"random"')):
+            return "the filter random"
+    return None
+
+
+def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a template may see of a message: plain values, no key without one, its reasoning under the usual name."""
+    message = {key: _plain(value) for key, value in given.items() if value is not None}
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _plain(value: Any) -> Any:
+    # An object's methods are nothing that a template, which comes with a checkpoint, may call.
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind.__str__(value) if kind is str else kind(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return f"<{type(value).__name__}>"

@@ -1,0 +1,221 @@
+"""Tensors on a CPU: numpy arrays with as much of torch.Tensor's interface as runtime and launchers use."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+
+class HostDtype(str):
+    """A dtype as torch names it, ``torch.float32``, without torch."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "HostDtype":
+        return cls(f"torch.{array.dtype}")
+
+    @property
+    def numpy(self) -> "np.dtype[Any]":
+        """The dtype of numpy, of ml_dtypes where numpy has none."""
+        name: Any = self.removeprefix("torch.")
+        if name == "bfloat16":
+            import ml_dtypes
+
+            name = ml_dtypes.bfloat16
+        found: np.dtype[Any] = np.dtype(name)
+        return found
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.numpy.itemsize
+
+
+class HostDevice(str):
+    """The one device there is without torch, in a form that torch takes for its own of that name."""
+
+    __slots__ = ()
+    type = "cpu"
+    index: int | None = None  # type: ignore[assignment]  # torch.device has it, str.index is nobody's business
+
+    def __eq__(self, other: object) -> bool:
+        return getattr(other, "type", other) == self.type
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.type)
+
+
+CPU = HostDevice("cpu")
+
+
+class HostTensor:
+    """A numpy array with torch's names for what is done to it. Slices and views share its memory."""
+
+    __slots__ = ("_array",)
+    device = CPU
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    @property
+    def dtype(self) -> HostDtype:
+        return HostDtype.of(self._array)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    @property
+    def T(self) -> "HostTensor":  # noqa: N802
+        return HostTensor(self._array.T)
+
+    def dim(self) -> int:
+        return self._array.ndim
+
+    def numel(self) -> int:
+        return self._array.size
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.nbytes
+
+    def data_ptr(self) -> int:
+        """The address of the first element."""
+        return self._array.ctypes.data
+
+    def is_contiguous(self) -> bool:
+        return self._array.flags.c_contiguous
+
+    def is_floating_point(self) -> bool:
+        return self._array.dtype.kind not in "biu"
+
+    def numpy(self) -> np.ndarray:
+        """The array itself."""
+        return self._array
+
+    def cpu(self) -> "HostTensor":
+        return self
+
+    def clone(self) -> "HostTensor":
+        return HostTensor(self._array.copy())
+
+    def tolist(self) -> Any:
+        return self._array.tolist()
+
+    def any(self) -> bool:
+        return bool(self._array.any())
+
+    def item(self) -> Any:
+        return self._array.item()
+
+    def view(self, *shape: Any) -> "HostTensor":
+        """The same memory in ``shape``, or as elements of another dtype."""
+        if len(shape) == 1 and isinstance(shape[0], str):
+            return HostTensor(self._array.view(HostDtype(shape[0]).numpy))
+        found = self._array.view()
+        found.shape = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        return HostTensor(found)
+
+    def reshape(self, *shape: int) -> "HostTensor":
+        return HostTensor(self._array.reshape(shape))
+
+    def repeat(self, *times: int) -> "HostTensor":
+        return HostTensor(np.tile(self._array, times))
+
+    def new_tensor(self, values: Any) -> "HostTensor":
+        return HostTensor(np.array(values, dtype=self._array.dtype))
+
+    def to(self, target: Any) -> Any:
+        """As ``target``, a dtype, or on it, a device: a tensor of torch on any but a CPU."""
+        if isinstance(target, HostDtype):
+            return HostTensor(self._array.astype(target.numpy))
+        return self if target == CPU else self._of_torch().to(target)
+
+    def _of_torch(self) -> Any:
+        import torch
+
+        if self._array.dtype.kind != "V":  # ml_dtypes' are void to torch
+            return torch.from_numpy(self._array)
+        bits = self._array.view(f"int{8 * self._array.itemsize}")
+        return torch.from_numpy(bits).view(getattr(torch, str(self._array.dtype)))
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> "HostTensor":  # noqa: ARG002  # as torch has it
+        np.copyto(self._array, array_of(source), casting="unsafe")
+        return self
+
+    def index_copy_(self, dim: int, index: Any, source: Any) -> "HostTensor":
+        self._array[(slice(None),) * dim + (array_of(index),)] = array_of(source)
+        return self
+
+    def fill_(self, value: float) -> "HostTensor":
+        self._array.fill(value)
+        return self
+
+    def zero_(self) -> "HostTensor":
+        self._array.fill(0)
+        return self
+
+    def add_(self, other: Any) -> "HostTensor":
+        np.add(self._array, array_of(other), out=self._array)
+        return self
+
+    def clamp_(self, min: float | None = None, max: float | None = None) -> "HostTensor":  # noqa: A002
+        np.clip(self._array, min, max, out=self._array)
+        return self
+
+    def __getitem__(self, index: Any) -> "HostTensor":
+        # With an ellipsis behind it, an index that leaves one element is still a view.
+        index = index if isinstance(index, tuple) else (index,)
+        return HostTensor(self._array[index if ... in index else (*index, ...)])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._array[index] = array_of(value)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __iter__(self) -> Iterator["HostTensor"]:
+        return (self[at] for at in range(len(self)))
+
+    def __add__(self, other: Any) -> "HostTensor":
+        return HostTensor(self._array + array_of(other))
+
+    def __mul__(self, other: Any) -> "HostTensor":
+        return HostTensor(self._array * array_of(other))
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __int__(self) -> int:
+        return int(self._array)
+
+    def __float__(self) -> float:
+        return float(self._array)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._array, dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+    def __repr__(self) -> str:
+        return f"HostTensor({self._array!r})"
+
+
+def array_of(value: Any) -> Any:
+    """The array behind a HostTensor, or what numpy makes of another value."""
+    return value.numpy() if isinstance(value, HostTensor) else value
+
+
+def zeros(*shape: Any, dtype: str = "torch.float32") -> HostTensor:
+    """Memory that reads as zeros and is taken from the system when it is written."""
+    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    return HostTensor(np.zeros(prod(sizes), dtype=HostDtype(dtype).numpy).reshape(sizes))

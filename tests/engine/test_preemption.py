@@ -1,0 +1,175 @@
+"""A request that gives its memory back is the same request: it goes on, or ends with what it has, as any other."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, SamplingParams, StreamOutput
+from tandemrt.engines.errors import QueueFull
+from tandemrt.runtime.caches.kv_cache import BlockTable
+from tandemrt.runtime.requests.request import Request
+from tests.engine.test_prefix_caching import bundle, bundles, forgetful
+from tests.waiting import Clock
+
+__all__ = ["bundle", "bundles", "forgetful"]  # fixtures
+
+PROMPTS = [[at, *range(100, 199)] for at in range(3)]  # two blocks each, of five, and three for their texts
+
+
+class Driven:
+    """A runtime with little memory, stepped by hand: three requests that cannot all stay."""
+
+    def __init__(self, llm: LLM, **params: Any) -> None:
+        self.llm = llm
+        self.heard: list[list[StreamOutput]] = []
+        self.requests: list[Request] = []
+        for prompt in PROMPTS:
+            self.send(prompt, **params)
+
+    def send(self, prompt: list[int], **params: Any) -> None:
+        heard: list[StreamOutput] = []
+        asked = SamplingParams(**{"temperature": 1.0, "seed": 3, "max_tokens": 90, "ignore_eos": True, **params})
+        waiting = self.llm._admission.admit(prompt, asked, heard.append)
+        self.llm._scheduler.submit(waiting, block=False)
+        self.heard.append(heard)
+        self.requests.append(waiting.request)
+
+    def step(self) -> None:
+        with self.llm.loop.clock.active():
+            self.llm.loop.step()
+
+    def until_one_is_preempted_with_text(self) -> int:
+        """Its number; it has told some of its text."""
+        while self.llm.waiting or self.llm.running:
+            self.step()
+            for waiting in self.llm._scheduler._preempted:
+                at = self.requests.index(waiting.request)
+                if self.told(at):
+                    return at
+        raise AssertionError("nobody was preempted")
+
+    def finish(self) -> None:
+        while self.llm.waiting or self.llm.running:
+            self.step()
+
+    def told(self, at: int) -> list[int]:
+        return [token for item in self.heard[at] for token in item.token_ids]
+
+    def output(self, at: int) -> Any:
+        return self.heard[at][-1].output
+
+
+@pytest.fixture(params=[True, False], ids=["overlap", "lockstep"])
+def llm(bundle: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(bundle, device="cpu", threads=1, cache_tokens=320, overlap=request.param, queue_limit=1) as opened:
+        yield opened
+
+
+@pytest.fixture
+def alone(forgetful: LLM) -> list[list[int]]:
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=90, ignore_eos=True)
+    return [forgetful.generate(prompt, params).token_ids for prompt in PROMPTS]
+
+
+def test_it_goes_on_where_it_was_and_nobody_can_tell(llm: LLM, alone: list[list[int]]) -> None:
+    driven = Driven(llm)
+    victim = driven.until_one_is_preempted_with_text()
+    before = driven.told(victim)
+    driven.finish()
+    assert [driven.told(at) for at in range(3)] == alone
+    assert 0 < len(before) < 90
+    assert llm.metrics.preemptions > 0
+    assert [driven.output(at).finish_reason for at in range(3)] == ["length"] * 3
+    steps = [driven.output(at).speculation for at in range(3)]
+    assert sum(each.num_spec_steps for each in steps) == llm.metrics.steps == llm.metrics.accepted_per_step.count
+    assert llm.metrics.queue_seconds.count == llm.metrics.time_to_first_token_seconds.count == 3
+    assert llm.metrics.inter_token_seconds.count == 3 * 89
+
+
+def test_the_youngest_gives_its_memory_back_and_is_next_to_have_some(llm: LLM) -> None:
+    driven = Driven(llm)
+    gone: list[list[int]] = []
+    while llm.waiting or llm.running:
+        driven.step()
+        inside = [driven.requests.index(running.request) for running in llm.loop.slots]
+        gone.append([driven.requests.index(waiting.request) for waiting in llm._scheduler._preempted])
+        assert inside + gone[-1] == sorted(inside + gone[-1]), "in the order in which they came"
+    assert any(gone)
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout", "closed"])
+def test_it_can_end_while_it_waits_and_keeps_its_text(
+    llm: LLM, alone: list[list[int]], clock: Clock, reason: str
+) -> None:
+    driven = Driven(llm, timeout_s=3600.0)
+    victim = driven.until_one_is_preempted_with_text()
+    if reason == "cancelled":
+        llm.cancel(driven.requests[victim])
+    elif reason == "timeout":
+        clock.ahead = 7200.0
+    else:
+        llm._scheduler.close()
+    driven.step()
+    output = driven.output(victim)
+    assert output.finish_reason == ("timeout" if reason == "timeout" else "cancelled")
+    assert output.token_ids == driven.told(victim) == alone[victim][: len(output.token_ids)]
+    assert len(output.token_ids) > 0
+    assert output.speculation.num_spec_steps > 0
+    driven.finish()
+    assert sum(llm.metrics.finished.values()) == 3
+    room = llm.loop.room
+    assert isinstance(room, BlockTable)
+    assert room.allocator.available == 5
+
+
+def test_it_hears_that_the_loop_died(llm: LLM, alone: list[list[int]]) -> None:
+    driven = Driven(llm)
+    victim = driven.until_one_is_preempted_with_text()
+    llm.loop.die(RuntimeError("nobody's"))
+    output = driven.output(victim)
+    assert (output.finish_reason, output.error) == ("error", "RuntimeError: nobody's")
+    assert output.token_ids == alone[victim][: len(output.token_ids)] != []
+    assert llm.metrics.finished == {"error": 3}
+
+
+def test_a_round_that_fails_is_not_its_own(llm: LLM, alone: list[list[int]]) -> None:
+    driven = Driven(llm)
+    victim = driven.until_one_is_preempted_with_text()
+    llm.loop.fail(RuntimeError("the engine failed"))
+    driven.finish()
+    assert driven.told(victim) == alone[victim]
+    assert llm.metrics.finished["length"] >= 1
+
+
+def test_it_takes_no_place_in_the_queue_and_leaves_none_to_others(llm: LLM) -> None:
+    driven = Driven(llm)
+    assert driven.until_one_is_preempted_with_text() == 1
+    with pytest.raises(QueueFull):  # the queue holds one, and the third is there
+        driven.send(PROMPTS[0])
+    driven.requests[2].cancel()
+    driven.step()
+    assert driven.output(2).finish_reason == "cancelled"
+    driven.send(PROMPTS[0])
+    driven.finish()
+    assert [driven.output(at).finish_reason for at in (0, 1, 3)] == ["length"] * 3
+
+
+def test_one_whose_slot_cannot_be_emptied_goes_on_all_the_same(
+    llm: LLM, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, broken = llm.loop.drafter.leave, [True]
+
+    def leave(slot: int) -> None:
+        real(slot)
+        if broken and broken.pop():
+            raise RuntimeError("the drafter is gone")
+
+    monkeypatch.setattr(llm.loop.drafter, "leave", leave)
+    driven = Driven(llm)
+    with caplog.at_level(logging.ERROR):
+        driven.finish()
+    assert "a request gave its slot back, and something failed with it" in caplog.text
+    assert [driven.told(at) for at in range(3)] == alone

@@ -1,0 +1,124 @@
+"""Weights in 8 bits: what is written, how near it is, and that a token keeps its bits in any company."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.export.model.weights import SCALES, STORED
+from tandemrt.export.quantize.blocks import BLOCK, quantize
+from tandemrt.export.quantize.checkpoint import Quantized, write_quantized
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
+from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
+from tests.makers import tiny_checkpoint, write_recipe
+
+SIZES = {"max_position_embeddings": 256, "hidden_size": 320, "intermediate_size": 600, "num_attention_heads": 20}
+
+
+def write(folder: Path, out: Path) -> Quantized:
+    checkpoint = Checkpoint.open(folder)
+    out.mkdir()
+    shutil.copy(folder / "config.json", out)
+    return write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), out)
+
+
+@pytest.fixture(scope="module", params=["llama tied", "qwen2"])
+def written(request, tmp_path_factory):
+    """The model, and the folder of its quantized checkpoint."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model = make_checkpoint(request.param, folder, sizes=SIZES)
+    return model, folder, write(folder, folder / "int8")
+
+
+@given(rows=st.integers(1, 5), inner=st.integers(1, 3 * BLOCK), seed=st.integers(0, 99), size=st.floats(1e-20, 1e20))
+def test_a_value_is_rounded_to_the_nearest_step_of_its_block(rows, inner, seed, size):
+    matrix = (np.random.default_rng(seed).standard_normal((rows, inner)) * size).astype(np.float32)
+    integers, scales, restored = quantize(matrix)
+    assert integers.shape == (rows, -(-inner // BLOCK), BLOCK)
+    assert scales.shape == integers.shape[:2]
+    steps = np.repeat(scales, BLOCK, axis=1)[:, :inner]
+    assert (np.abs(restored - matrix) <= 0.51 * steps).all()
+    meant = ((integers.astype(np.float32) - 128) * scales[:, :, None]).reshape(rows, -1)[:, :inner]
+    np.testing.assert_array_equal(meant, restored)
+
+
+def test_a_block_of_zeros_stays_zero():
+    integers, scales, restored = quantize(np.zeros((1, BLOCK), np.float32))
+    assert (integers == 128).all()
+    assert not scales.any()
+    assert not restored.any()
+
+
+def test_products_are_quantized_and_nothing_else(written):
+    model, folder, quantized = written
+    before, after = Checkpoint.open(folder).tensors, quantized.checkpoint.tensors
+    tied = model.config.tie_word_embeddings
+    products = {name for name in before if "_proj.weight" in name} | (
+        {"model.embed_tokens.weight"} if tied else {"lm_head.weight"}
+    )
+    kept = set(before) - products | {"model.embed_tokens.weight"}
+    assert set(after) == kept | {f"{name}{kind}" for name in products for kind in (STORED, SCALES)}
+    assert 0.001 < quantized.error < 0.01
+
+
+def test_logits_stay_near_those_of_the_whole_weights(written):
+    model, folder, _ = written
+    tokens = torch.randint(0, VOCAB, (30,), generator=torch.Generator().manual_seed(0)).tolist()
+    expected = expected_logits(model, tokens)
+    found = Decoder(folder / "int8", "grouped", batch=1)([tokens], [0])[0]
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+def test_a_token_has_the_same_bits_in_any_window_beside_any_rows(written):
+    _, folder, _ = written
+    rows, length = 8, 64
+    texts = torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(1)).tolist()
+
+    def scored(batch: int, window: int) -> torch.Tensor:
+        decode = Decoder(folder / "int8", "grouped", batch=batch, capacity=80)
+        parts = [decode([t[at : at + window] for t in texts[:batch]], [at] * batch) for at in range(0, length, window)]
+        return torch.cat(parts, dim=1)[0]
+
+    alone = scored(1, 1)
+    for batch, window in ((1, 2), (1, 8), (1, 64), (2, 1), (5, 1), (8, 1), (8, 4), (8, 8)):
+        assert torch.equal(scored(batch, window), alone), (batch, window)
+
+
+def test_a_product_that_is_no_matrix_of_floats_is_refused_by_name(tmp_path):
+    make_checkpoint("qwen2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file(tensors | {name: tensors[name].to(torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=rf"'{name}' should be a matrix of float32.*int8"):
+        write(tmp_path, tmp_path / "int8")
+
+
+def test_a_bundle_is_built_from_an_ordinary_checkpoint_and_speculates_invisibly(tmp_path):
+    target = tiny_checkpoint(tmp_path / "target", seed=1)
+    draft = tiny_checkpoint(tmp_path / "draft", layers=1, seed=1)
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, draft=draft), dtype="int8")
+    report = build(recipe, tmp_path / "out")
+    assert [note.split(" changed")[0] for note in report.notes] == ["target: int8", "draft: int8"]
+    weights = report.manifest.files["target/model.safetensors"].size
+    assert weights < 0.5 * (target / "model.safetensors").stat().st_size
+
+    whole = build(Recipe.load(tmp_path / "r.toml"), tmp_path / "whole").manifest
+    assert report.manifest.provenance.checkpoints == whole.provenance.checkpoints
+
+    texts = []
+    for window in (0, 4):
+        with LLM(tmp_path / "out", threads=1, window=window) as llm:
+            prompts = ["hello the world", "json", "a long prompt " * 4]
+            outputs = llm.generate(prompts, SamplingParams(temperature=0.8, seed=3, max_tokens=24))
+            texts.append([output.token_ids for output in outputs])
+    assert texts[0] == texts[1]

@@ -1,0 +1,81 @@
+"""What goes into the caches in a round: one budget, in order; and the few sizes that calls with prompts have."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandemrt.engines.calls import NO_PROMPTS, TILE, largest_calls, largest_prompts, most_query, packed, unpadded
+from tandemrt.runtime.round.planner import Chunk, plan, rectangles, total
+
+SLOTS = 6
+MISSING = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(0, 40)).map(lambda each: (each[0], sum(each))), max_size=SLOTS
+).flatmap(lambda spans: st.permutations([Chunk(slot, *span) for slot, span in enumerate(spans)]))
+
+
+@given(MISSING, st.integers(1, 200))
+def test_a_plan_spends_the_whole_budget_on_those_who_came_first(missing: list[Chunk], budget: int) -> None:
+    chunks = plan(missing, budget)
+    assert total(chunks) == min(budget, total(missing))
+    assert all(chunk.tokens for chunk in chunks)
+    wanted = [chunk for chunk in missing if chunk.tokens]
+    *whole, last = chunks or [None]
+    assert whole == wanted[: len(whole)], "whoever comes before another one gets all that it misses"
+    if last is not None:
+        first = wanted[len(whole)]
+        assert (last.slot, last.start) == (first.slot, first.start)
+        assert last.end <= first.end
+
+
+@given(MISSING, st.integers(1, 30))
+def test_round_by_round_every_token_goes_in_once_and_in_order(missing: list[Chunk], budget: int) -> None:
+    at = {chunk.slot: chunk.start for chunk in missing}
+    rounds = 0
+    while chunks := plan([chunk._replace(start=at[chunk.slot]) for chunk in missing], budget):
+        rounds += 1
+        for slot, start, end in chunks:
+            assert start == at[slot]
+            at[slot] = end
+    assert at == {chunk.slot: chunk.end for chunk in missing}
+    assert rounds == -(-total(missing) // budget)
+
+
+@given(MISSING, st.integers(1, 60))
+def test_calls_over_a_linear_cache_are_rectangles_of_slots_side_by_side(missing: list[Chunk], budget: int) -> None:
+    chunks = plan(missing, budget)
+    found = rectangles(chunks)
+    assert sorted(chunk for rectangle in found for chunk in rectangle) == sorted(chunks)
+    for rectangle in found:
+        assert len({chunk.tokens for chunk in rectangle}) == 1
+        assert [chunk.slot for chunk in rectangle] == list(range(rectangle[0].slot, rectangle[-1].slot + 1))
+
+
+@given(st.integers(0, 600), st.integers(1, 5000), st.integers(1, 64))
+def test_a_packed_call_has_room_for_its_prompts_and_wastes_little(windows: int, tokens: int, runs: int) -> None:
+    prompt_tokens, prompts = packed(windows, tokens, runs)
+    assert tokens <= prompt_tokens <= max(16, 2 * (windows + tokens))
+    assert prompt_tokens - tokens < TILE
+    assert runs <= prompts < 2 * runs
+    assert windows + tokens <= TILE or (windows + prompt_tokens) % TILE == 0
+
+
+@given(st.integers(0, 600), st.integers(1, 5000))
+def test_where_more_waits_than_fits_a_call_is_filled_to_its_last_row(windows: int, most: int) -> None:
+    tokens = unpadded(windows, most)
+    assert most / 2 <= tokens <= most
+    if tokens < most or (windows + most) % TILE == 0:
+        assert packed(windows, tokens, 1).prompt_tokens == tokens or windows + tokens <= TILE
+
+
+@given(st.integers(1, 64), st.integers(0, 16), st.integers(1, 4096), st.data())
+def test_the_largest_call_holds_every_other_one(batch: int, window: int, chunk: int, data: st.DataObject) -> None:
+    query = most_query(window)
+    windows = data.draw(st.integers(0, batch)) * data.draw(st.integers(1, query))
+    tokens, runs = data.draw(st.integers(0, chunk)), data.draw(st.integers(1, batch))
+    call, largest = packed(windows, tokens, runs), largest_prompts(batch, chunk)
+    assert call.prompt_tokens <= largest.prompt_tokens
+    assert call.prompts <= largest.prompts
+    assert windows + call.prompt_tokens <= max(sizes["tokens"] for sizes in largest_calls(batch, window, chunk))
+
+
+def test_a_round_without_prompts_has_a_call_without_any() -> None:
+    assert packed(5, 0, 0) == NO_PROMPTS

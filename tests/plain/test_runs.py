@@ -1,0 +1,46 @@
+"""What a packed call is told of its prompts: one copy lays out tokens, runs and their places."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandemrt.engines.calls import packed
+from tandemrt.runtime.round.planner import Chunk, total
+from tandemrt.runtime.round.runs import PromptRuns
+
+SLOTS, BLOCKS, MOST, WINDOWS = 5, 3, 150, 40
+CHUNKS = (
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 30)), min_size=1, max_size=SLOTS)
+    .flatmap(lambda spans: st.tuples(st.just(spans), st.permutations(range(SLOTS))))
+    .map(
+        lambda both: [
+            Chunk(slot, start, start + tokens) for (start, tokens), slot in zip(both[0], both[1], strict=False)
+        ]
+    )
+)
+
+
+@given(st.lists(st.tuples(CHUNKS, st.integers(0, WINDOWS)), min_size=1, max_size=3))
+def test_a_call_reads_its_prompts_behind_its_windows_whatever_was_there_before(
+    calls: list[tuple[list[Chunk], int]],
+) -> None:
+    table = torch.arange(SLOTS * BLOCKS, dtype=torch.int32).view(SLOTS, BLOCKS)
+    runs = PromptRuns(windows=WINDOWS, largest=packed(0, MOST, SLOTS), table=table)
+    texts = {slot: list(range(100 * slot, 100 * slot + 40)) for slot in range(SLOTS)}
+    for chunks, windows in calls:
+        sizes = packed(windows, total(chunks), len(chunks))
+        runs.write(chunks, texts, sizes)
+        runs.windows(windows, 1, sizes).fill_(-7)
+        ids, bound = runs.token_ids(windows, sizes), runs.bindings(sizes)
+        fed = [texts[slot][start:end] for slot, start, end in chunks]
+        tokens = [token for run in fed for token in run]
+        padding, empty = sizes.prompt_tokens - len(tokens), sizes.prompts - len(chunks)
+        assert ids.tolist() == [-7] * windows + tokens + [0] * padding
+        rows = [row for row, run in enumerate(fed) for _ in run]
+        assert bound["prompt_rows"].tolist() == rows + [-1] * padding
+        starts = [sum(map(len, fed[:row])) for row in range(len(fed) + 1)]
+        assert bound["prompt_starts"].tolist() == starts + [len(tokens)] * empty
+        assert bound["prompt_index"].tolist()[: len(chunks)] == [chunk.start for chunk in chunks]
+        assert bound["prompt_table"].tolist()[: len(chunks)] == [table[chunk.slot].tolist() for chunk in chunks]
+        assert [len(bound[name]) for name in ("prompt_index", "prompt_table")] == [sizes.prompts] * 2
+        assert all(tensor.is_contiguous() for tensor in (ids, *bound.values()))

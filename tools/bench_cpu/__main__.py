@@ -1,0 +1,149 @@
+"""Measure TandemRT on this CPU beside other engines: the same model and tokens for all, in turns.
+
+python -m tools.bench_cpu                           # random weights of SmolLM2-135M's shape
+python -m tools.bench_cpu --checkpoint FOLDER       # a Llama-like checkpoint with tokenizer.json
+python -m tools.bench_cpu --only tandemrt --only genai --repeats 5
+
+Peers are installed in environments of their own in the folder --cache, by pip, once; models are made there too. One
+that cannot be installed, cannot read the model or cannot do a measure is left out with a word. Every engine runs in a
+process of its own with as many threads as there are cores, and only one of them works at a time. Figures are medians;
+the ratio is our best form to the best peer of the table, so below 1 is faster, for rates above 1.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from tools.bench_cpu.environments import Environment, prepare
+from tools.bench_cpu.measures import Measure, measures
+from tools.bench_cpu.models import ENTRANTS, Entrant, make, random_checkpoint
+from tools.bench_cpu.process import Worker
+from tools.bench_cpu.results import Results, agreement, markdown
+
+console = Console(stderr=True)
+CACHE = Path.home() / ".cache" / "tandemrt-bench-cpu"
+Step = Callable[[str], None]
+
+
+def main(
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder; default: random weights.")] = None,
+    cache: Annotated[Path, typer.Option(help="Where environments and models are kept.")] = CACHE,
+    only: Annotated[list[str] | None, typer.Option(help="An engine to measure; may be repeated.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Measured runs of each kind, after one to warm up.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each engine.")] = len(os.sched_getaffinity(0)),
+    install_s: Annotated[float, typer.Option(help="The longest an engine's installation may take.")] = 900.0,
+    out: Annotated[Path | None, typer.Option("--json", help="Write every figure to this file.")] = None,
+) -> None:
+    """Measure and print the tables in Markdown."""
+    cache.mkdir(parents=True, exist_ok=True)
+    model = checkpoint or random_checkpoint(cache / "smollm2-135m-random")
+    vocab = int(json.loads((model / "config.json").read_text())["vocab_size"])
+    entrants = [each for each in ENTRANTS if not only or each.engine in only]
+    results = Results()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress, ExitStack() as stack:
+        task = progress.add_task("", total=len(entrants) * (repeats + 2))
+
+        def step(title: str) -> None:
+            progress.update(task, description=title, advance=1)
+
+        ready = _prepared(entrants, cache, model, install_s, results, step)
+        workers = _started(ready, threads, repeats, cache, results, step)
+        for worker in workers.values():
+            stack.callback(worker.close)
+        kinds = measures(vocab)
+        for repeat in range(repeats + 1):  # the first binds, compiles and reads what it needs
+            for entrant in list(workers):
+                step(f"run {repeat} of {repeats}: {entrant}")
+                _measure(entrant, workers[entrant], kinds, results, count=repeat > 0)
+    for narrow in (False, True):
+        if table := markdown(results, kinds, narrow=narrow):
+            print(table, end="\n\n")
+    for name in ("plain", "streams", "speculation"):
+        print(f"same text, {name}: {agreement(results, name)} float32 engines")
+    for entrant, why in results.left_out.items():
+        print(f"left out: {entrant}: {why}")
+    for (entrant, name), why in results.missing.items():
+        print(f"without {name}: {entrant}: {why}")
+    if out is not None:
+        out.write_text(json.dumps(results.to_json(), indent=2) + "\n")
+
+
+def _prepared(
+    entrants: Sequence[Entrant], cache: Path, model: Path, install_s: float, results: Results, step: Step
+) -> dict[Entrant, tuple[Environment, str]]:
+    """The environment and the model of everyone who can take part."""
+    ready: dict[Entrant, tuple[Environment, str]] = {}
+    failed: dict[str, str] = {}
+    for entrant in entrants:
+        step(f"prepare {entrant}")
+        try:
+            if entrant.engine in failed:
+                raise OSError(failed[entrant.engine])
+            environment = prepare(entrant.engine, cache, timeout_s=install_s)
+        except OSError as error:
+            results.left_out[entrant] = failed[entrant.engine] = str(error)
+            continue
+        try:
+            ready[entrant] = environment, make(entrant, environment, model, cache)
+        except (OSError, ValueError, KeyError) as error:
+            results.left_out[entrant] = str(error)
+    return ready
+
+
+def _started(
+    ready: Mapping[Entrant, tuple[Environment, str]],
+    threads: int,
+    repeats: int,
+    cache: Path,
+    results: Results,
+    step: Step,
+) -> dict[Entrant, Worker]:
+    """A worker of each, the last of those that were started to time it. The first one reads the files, uncounted."""
+    workers: dict[Entrant, Worker] = {}
+    for repeat in range(repeats + 1):
+        for entrant, (environment, model) in ready.items():
+            if entrant in results.left_out:
+                continue
+            if not repeat:
+                step(f"start {entrant}")
+            try:
+                errors = cache / f"{entrant.engine}-{entrant.form}.log"
+                worker = Worker(environment.python, entrant.engine, model, threads, errors)
+            except OSError as error:
+                results.left_out[entrant] = str(error)
+                continue
+            if repeat:
+                results.add(entrant, "start", worker.seconds)
+                results.add(entrant, "peak", worker.peak_mb)
+            if repeat == repeats:
+                workers[entrant] = worker
+            else:
+                worker.close()
+    return workers
+
+
+def _measure(entrant: Entrant, worker: Worker, kinds: Mapping[str, Measure], results: Results, *, count: bool) -> None:
+    for name, kind in kinds.items():
+        if (entrant, name) in results.missing:
+            continue
+        try:
+            answer = worker.ask(kind.asked)
+        except OSError as error:
+            answer = {"unable": str(error)}
+        if "unable" in answer:
+            results.missing[entrant, name] = answer["unable"]
+        elif count:
+            tokens = sum(map(len, answer["outputs"]))
+            results.add(entrant, name, kind.figure(answer["seconds"], tokens))
+            results.outputs.setdefault(entrant, {})[name] = answer["outputs"]
+
+
+if __name__ == "__main__":
+    typer.run(main)

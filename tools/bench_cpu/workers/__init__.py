@@ -1,0 +1,1 @@
+"""One process per engine, each in an environment that has that engine."""
