@@ -138,6 +138,7 @@ class StructuredOutputs(Record):
         grammar: an EBNF grammar with a rule ``root``.
         disable_any_whitespace: JSON in one fixed layout instead of with any whitespace.
         validate_output: accept schemas with keywords that a grammar cannot enforce, and check the finished text.
+        engine: the grammar engine; None: the first that holds the kind to the letter (docs/structured.md).
     """
 
     model_config = ConfigDict(strict=False)
@@ -149,6 +150,7 @@ class StructuredOutputs(Record):
     grammar: Text | None = None
     disable_any_whitespace: StrictBool = False
     validate_output: StrictBool = False
+    engine: Literal["llguidance", "xgrammar"] | None = None
 
     def __init__(self, **data: Any) -> None:
         try:

@@ -30,6 +30,26 @@ class Vocabulary:
             digest.update(len(token).to_bytes(4, "little") + token)
         return digest.hexdigest()
 
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {token: index for index, token in reversed(list(enumerate(self.tokens))) if token}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids), default=0)
+
+    def longest_first(self, text: bytes) -> list[int]:
+        """Tokens that spell ``text``, each the longest there is, up to where none goes on."""
+        tokens, at = [], 0
+        while at < len(text):
+            ends = range(min(at + self._longest, len(text)), at, -1)
+            end = next((end for end in ends if text[at:end] in self._ids), None)
+            if end is None:
+                break
+            tokens.append(self._ids[text[at:end]])
+            at = end
+        return tokens
+
 
 def vocabulary_from_tokenizer(backend: Any, vocab_size: int) -> Vocabulary:
     """Read the vocabulary of a tokenizer of ``tokenizers``; ``vocab_size`` is the width of the model's logits.

@@ -99,9 +99,10 @@ def write_checkpoint(
     dtype: Dtype = Dtype.BFLOAT16,
     sparse: bool = False,
     seed: int = 0,
+    **more: Any,
 ) -> int:
-    """Write config.json and model.safetensors into ``out``; return the bytes that the weights take."""
-    shapes = write_config(out, family, size, layers=layers, dtype=dtype)
+    """Write config.json, with the fields ``more``, and model.safetensors; return the bytes that the weights take."""
+    shapes = write_config(out, family, size, layers=layers, dtype=dtype, **more)
     stored = getattr(torch, dtype.value)
     header = safetensors_header(shapes, stored)
     nbytes: int = sum(math.prod(shape) for shape in shapes.values()) * _STORED[stored][1]

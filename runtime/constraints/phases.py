@@ -38,6 +38,10 @@ class Grammar(Protocol):
     def is_terminated(self) -> bool:
         """Whether the text is complete and closed."""
 
+    def forced(self) -> list[int]:
+        """Tokens that spell what the text must go on with; none where there is a choice. Other tokens may spell the
+        same, so this says what to draft, not what a row allows."""
+
 
 class Phase(Enum):
     OPEN = "open"  # no marker so far: the model may open a block or answer

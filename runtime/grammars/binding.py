@@ -39,15 +39,6 @@ class GrammarCompiler:
         info = library.TokenizerInfo(list(tokens), _RAW, len(tokens), list(stop_token_ids), False)
         self._handle = library.GrammarCompiler(info, max_threads, False, -1)  # no cache, no limit to it
 
-    def compile_json_schema(self, source: str, *, any_whitespace: bool) -> CompiledGrammar:
-        strict, any_order = True, False
-        return CompiledGrammar(
-            self._handle.compile_json_schema(source, any_whitespace, None, None, strict, None, any_order)
-        )
-
-    def compile_regex(self, source: str) -> CompiledGrammar:
-        return CompiledGrammar(self._handle.compile_regex(source))
-
     def compile_grammar(self, source: str) -> CompiledGrammar:
         """From EBNF, whose first rule is ``root``."""
         return CompiledGrammar(self._handle.compile_grammar_from_strings(source, "root"))
@@ -70,6 +61,10 @@ class GrammarMatcher:
     def fill_next_token_bitmask(self, row: np.ndarray) -> None:
         """Write int32[words]; the array must be contiguous."""
         self._handle.fill_next_token_bitmask(row, 0, False)
+
+    def find_jump_forward_string(self) -> str:
+        """What the text must go on with."""
+        return str(self._handle.find_jump_forward_string())
 
     def rollback(self, count: int) -> None:
         self._handle.rollback(count)

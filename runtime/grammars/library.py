@@ -12,8 +12,11 @@ from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime import leaving
-from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler, XGrammar
+from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.grammars.engine import Engine
+from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.output import OutputCheck
+from tandemrt.runtime.grammars.readings import Readings
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.structured import Source
@@ -55,9 +58,10 @@ class Compiled:
     """A grammar ready to start, and the check of the finished text that ``validate_output`` asked for."""
 
     grammar: CompiledGrammar
+    engine: Engine
     check: OutputCheck | None = None
 
-    def matcher(self, stop_ids: Iterable[int] | None = None) -> XGrammar:
+    def matcher(self, stop_ids: Iterable[int] | None = None) -> Grammar:
         """A fresh matcher; ``stop_ids`` end the text where it is complete (None: the library's)."""
         return self.grammar.matcher(stop_ids)
 
@@ -94,6 +98,7 @@ class GrammarLibrary:
         self._timeout_s = timeout_s
         self._max_source_bytes = max_source_bytes
         self._cache = GrammarCache() if cache is None else cache
+        self._readings = Readings()
         self._lock = threading.Lock()
         self._waiting: dict[Source, _Compilation] = {}
         self._pool = ThreadPoolExecutor(workers, "grammar", initializer=_wait_for, initargs=(WeakMethod(self.close),))
@@ -109,9 +114,7 @@ class GrammarLibrary:
             BadRequest: at once, for what needs no compiler: an invalid schema, a keyword that cannot be enforced, a
                 source that is too large.
         """
-        from tandemrt.runtime.grammars.structured import read  # with jsonschema: a request without a grammar needs none
-
-        source, check = read(structured)
+        source, check = self._readings.read(structured)
         size = len(source.text.encode())
         if size > self._max_source_bytes:
             raise BadRequest(
@@ -124,7 +127,7 @@ class GrammarLibrary:
         def hand_over(grammar: "Future[CompiledGrammar]") -> None:
             failure = CancelledError() if grammar.cancelled() else grammar.exception()
             if failure is None:
-                result.set_result(Compiled(grammar.result(), check))
+                result.set_result(Compiled(grammar.result(), source.engine, check))
             else:
                 result.set_exception(failure)
 

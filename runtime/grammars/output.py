@@ -12,16 +12,19 @@ from tandemrt.engines.errors import clipped
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """Holds a finished text against ``schema``, which is JSON. Returns what is wrong with the text, or None."""
+    """Holds a finished text against ``schema``, JSON of a dialect. Returns what is wrong with the text, or None."""
 
     schema: str
+    dialect: str
 
     def __call__(self, text: str) -> str | None:
         import jsonschema
         import referencing.exceptions
 
+        from tandemrt.runtime.grammars.schema.dialect import validator_of
+
         # The empty registry keeps references to other documents from being fetched.
-        validator = jsonschema.Draft202012Validator(
+        validator = validator_of(self.dialect)(
             json.loads(self.schema), registry=referencing.Registry(), format_checker=jsonschema.FormatChecker()
         )
         try:

@@ -1,152 +1,349 @@
-"""Which regular expressions a grammar matches exactly, and exact expressions for formats.
+"""Regular expressions of ECMA-262, read here and written for the engine as what they match: a whole text.
 
-xgrammar 0.2.8 drops look-around and inner anchors with a warning, takes unknown escapes for letters, and writes a quote
-or a backslash in a pattern into a JSON string as it stands. Patterns that need any of this are refused here. A pattern
-matches the whole string: for one without anchors that is fewer strings than JSON Schema allows, never more.
+The engines' own dialects differ in shorthands, in what ``.`` leaves out, in anchors and escapes; what is written for
+them has sets of characters, groups, choices and repetitions, and nothing else.
 """
 
 import re
-from collections import deque
-
-# Proleptic Gregorian dates of the years 1000 to 2999; leap days only in leap years.
-_YEAR = "[12][0-9]{3}"
-_LEAP_YEAR = "([12][0-9](0[48]|[2468][048]|[13579][26])|(1[26]|2[048])00)"
-_LONG, _SHORT = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])", "(0[469]|11)-(0[1-9]|[12][0-9]|30)"
-_DATE = f"({_YEAR}-({_LONG}|{_SHORT}|02-(0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
-_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-_OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_LABEL = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
-
-FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "email": f"[A-Za-z0-9_+-]+(\\.[A-Za-z0-9_+-]+)*@{_LABEL}(\\.{_LABEL})+",
-    "ipv4": f"{_OCTET}(\\.{_OCTET}){{3}}",
-    "uuid": "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-}
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 DEEPEST_GROUP = 64
+MOST_BRANCHES = 256  # that anchors within groups may come to
 
-_TOKEN = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)|\{\d+(?:,\d*)?\}|\(\?<?[^<]|.", re.DOTALL)
-_SHORTHANDS = ("\\d", "\\w", "\\s")
-_PUNCTUATION = ".*+?()[]{}|^$/-"
-_EXCLUDABLE = '\\"ntr'  # escapes fit for plain text, and for a negated class, which never writes what it names
+Range = tuple[int, int]
+_LAST = 0x10FFFF
+_DIGITS = [(48, 57)]
+_WORD = [(48, 57), (65, 90), (95, 95), (97, 122)]
+_SPACE = [(9, 13), (32, 32), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)]
+_SPACE += [(0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
+_LINE_ENDS = [(10, 10), (13, 13), (0x2028, 0x2029)]
+_SHORTHANDS = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
+_PROPERTY = re.compile(r"\{(L|Lu|Ll|Lt|Lm|Lo|M|Mn|Mc|Me|N|Nd|Nl|No|P|Pc|Pd|Ps|Pe|Pi|Pf|Po|S|Sm|Sc|Sk|So|Z|Zs|Zl|Zp)\}")
+_BOUNDS = re.compile(r"\{(\d{1,9})(,(\d{1,9})?)?\}")
+_CODE = re.compile(r"x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|u([dD][89abAB]..)\\u([dD][c-fC-F]..)|u([0-9a-fA-F]{4})")
+_GROUP = re.compile(r"\?(:|P?<[A-Za-z_]\w*>)")
+_WRITTEN = re.compile(r"\\x\{([0-9A-F]+)\}")
+ANYTHING = "(?s:.)*"
 
 
-def unenforceable(pattern: str, *, quoted: bool = True) -> str | None:
-    """Say what in ``pattern`` a grammar does not hold exactly, or None. ``quoted``: it describes a JSON string."""
-    tokens = _TOKEN.findall(pattern)
-    depth, inside, negated = 0, False, False
-    for before, token, after in zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False):
-        if inside and token == "]":
-            inside = negated = False
-        elif reason := _character_trouble(token, plain=negated or not quoted, negated=negated):
-            return reason
-        elif inside:
-            continue
-        elif token == "[":
-            inside, negated = True, after == "^"
-        elif reason := _structure_trouble(before, token, after, depth):
-            return reason
+class Unreadable(Exception):
+    """What in an expression is not held."""
+
+
+@dataclass(frozen=True)
+class Characters:
+    ranges: tuple[Range, ...]
+    properties: tuple[str, ...] = ()  # of Unicode, as the engine spells them
+    negated: bool = False
+
+    def written(self) -> str:
+        if self.properties:
+            inside = "".join(map(_range, _without_surrogates(self.ranges))) + "".join(self.properties)
+            return f"[[{'^' if self.negated else ''}{inside}]--\\x00]"
+        ranges = _without_surrogates(_inverted(self.ranges) if self.negated else self.ranges)
+        if not (_within(ranges, '"') and _within(ranges, "\\")):
+            # Within JSON strings llguidance 1.9.1 adds an escaped quote and backslash to a set of all control
+            # characters, be they in the set or not. A set without U+0000 is never taken for one.
+            ranges = [pair for low, high in ranges for pair in ((max(low, 1), high),) if pair[0] <= high]
+        if not ranges:
+            raise Unreadable("a class of no character")
+        if ranges == [(0, _LAST)]:
+            return "(?s:.)"
+        if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+            return _character(ranges[0][0])
+        return f"[{''.join(map(_range, ranges))}]"
+
+
+@dataclass(frozen=True)
+class Anchor:
+    sign: str
+
+
+@dataclass(frozen=True)
+class Group:
+    branches: tuple[tuple["Item", ...], ...]
+
+    def anchored(self) -> bool:
+        return any(
+            isinstance(item.atom, Anchor) or (isinstance(item.atom, Group) and item.atom.anchored())
+            for branch in self.branches
+            for item in branch
+        )
+
+    def written(self) -> str:
+        return f"(?:{'|'.join(map(_sequence, self.branches))})"
+
+
+@dataclass(frozen=True)
+class Item:
+    atom: Characters | Anchor | Group
+    repeats: str = ""
+
+
+def whole(pattern: str) -> str:
+    """Write what a whole text matches in which ``pattern`` is found, as a JSON schema means it. Raises Unreadable."""
+    branches = []
+    for left, right, items in _settled(_Reader(pattern).read().branches):
+        branches.append(("" if left else ANYTHING) + _sequence(items) + ("" if right else ANYTHING))
+    return _either(branches)
+
+
+def full(pattern: str) -> str:
+    """Write what a whole text matches that ``pattern`` matches from its beginning to its end. Raises Unreadable."""
+    return _either([_sequence(items) for _, _, items in _settled(_Reader(pattern).read().branches)])
+
+
+def other_than(words: list[str]) -> str:
+    """Write what every text but ``words`` matches. Raises Unreadable where they are too long."""
+    if max(map(len, words), default=0) > DEEPEST_GROUP:
+        raise Unreadable(f"a name of more than {DEEPEST_GROUP} characters beside others")
+    return _other_than(sorted(set(words)), 0)
+
+
+def literal(text: str) -> str:
+    return "".join(_character(ord(character)) for character in text)
+
+
+def matches(written: str, text: str) -> bool:
+    """Whether a whole text fits an expression as it is written here. Raises Unreadable."""
+    if "--\\x00]" in written:
+        raise Unreadable("a class of Unicode beside names")
+    return re.fullmatch(_WRITTEN.sub(lambda code: f"\\U{int(code[1], 16):08x}", written), text) is not None
+
+
+def _other_than(words: list[str], at: int) -> str:
+    """What follows the first ``at`` characters, which all ``words`` share, in any text but them."""
+    ways = [] if len(words[0]) == at else [""]
+    begun: dict[str, list[str]] = {}
+    for word in words:
+        if len(word) > at:
+            begun.setdefault(word[at], []).append(word)
+    if not begun:
+        return f"(?s:.){ANYTHING}"
+    others = Characters(tuple((ord(letter), ord(letter)) for letter in sorted(begun)), negated=True).written()
+    ways += [
+        others + ANYTHING,
+        *(_character(ord(letter)) + _other_than(same, at + 1) for letter, same in begun.items()),
+    ]
+    return f"(?:{'|'.join(ways)})"
+
+
+def _settled(branches: tuple[tuple[Item, ...], ...]) -> Iterator[tuple[bool, bool, tuple[Item, ...]]]:
+    """Branches without anchors, and whether each is held at its beginning and at its end."""
+    count = 0
+    for branch in branches:
+        for settled in _unanchored(branch, False, False):
+            count += 1
+            if count > MOST_BRANCHES:
+                raise Unreadable("anchors in more than a few groups")
+            yield settled
+
+
+def _unanchored(items: tuple[Item, ...], left: bool, right: bool) -> Iterator[tuple[bool, bool, tuple[Item, ...]]]:
+    while items and items[0].atom == Anchor("^"):
+        items, left = items[1:], True
+    while items and items[-1].atom == Anchor("$"):
+        items, right = items[:-1], True
+    for index in {0, len(items) - 1} if items else ():
+        group = items[index].atom
+        if isinstance(group, Group) and not items[index].repeats and group.anchored():
+            for branch in group.branches:
+                yield from _unanchored((*items[:index], *branch, *items[index + 1 :]), left, right)
+            return
+    if Group((items,)).anchored():
+        raise Unreadable("an anchor inside the pattern")
+    yield left, right, items
+
+
+def _either(branches: list[str]) -> str:
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+def _sequence(items: tuple[Item, ...]) -> str:
+    return "".join(f"{item.atom.written()}{item.repeats}" for item in items if not isinstance(item.atom, Anchor))
+
+
+class _Reader:
+    def __init__(self, pattern: str) -> None:
+        self._text = pattern
+        self._at = 0
+        self._depth = 0
+
+    def read(self) -> Group:
+        group = self._branches()
+        if self._at < len(self._text):
+            raise Unreadable("a parenthesis that nothing opened")
+        return group
+
+    def _branches(self) -> Group:
+        branches: list[tuple[Item, ...]] = []
+        items: list[Item] = []
+        while self._at < len(self._text) and self._text[self._at] != ")":
+            if self._takes("|"):
+                branches.append(tuple(items))
+                items = []
+            else:
+                items.append(self._item())
+        return Group((*branches, tuple(items)))
+
+    def _item(self) -> Item:
+        character = self._next()
+        atom: Characters | Anchor | Group
+        if character in "^$":
+            atom = Anchor(character)
+        elif character == "(":
+            atom = self._group()
+        elif character == "[":
+            atom = self._class()
+        elif character == ".":
+            atom = Characters(tuple(_LINE_ENDS), negated=True)
+        elif character == "\\":
+            atom = self._escape()
+        elif character in "*+?" or (character == "{" and _BOUNDS.match(self._text, self._at - 1)):
+            raise Unreadable(f"the repetition {character} of nothing")
         else:
-            depth += token.startswith("(") - (token == ")")
-            if quoted and depth > DEEPEST_GROUP:
-                return f"a group within more than {DEEPEST_GROUP} others"
-    if quoted and _first_characters(deque(tokens), _alphabet(pattern)) is None:
-        return "a choice between branches that begin with the same character"
-    return None
+            atom = _only(ord(character))
+        repeats = self._repeats()
+        if repeats and isinstance(atom, Anchor):
+            raise Unreadable(f"a repetition of the anchor {character}")
+        return Item(atom, repeats)
+
+    def _repeats(self) -> str:
+        found = _BOUNDS.match(self._text, self._at)
+        if found:
+            repeats = found[0]
+            self._at = found.end()
+            if found[3] and int(found[3]) < int(found[1]):
+                raise Unreadable(f"the repetition {repeats}")
+        elif self._text[self._at : self._at + 1] in ("*", "+", "?"):
+            repeats = self._next()
+        else:
+            return ""
+        self._takes("?")  # lazy: which way is tried first changes nothing here
+        following = self._text[self._at : self._at + 1]
+        if following in ("*", "+", "?") or _BOUNDS.match(self._text, self._at):
+            raise Unreadable(f"the repetition {repeats}{following}") if following else Unreadable("")
+        return repeats
+
+    def _group(self) -> Group:
+        found = _GROUP.match(self._text, self._at)
+        if found:
+            self._at = found.end()
+        elif self._text.startswith("?", self._at):
+            raise Unreadable(f"the group ({self._text[self._at : self._at + 2]}")
+        self._depth += 1
+        if self._depth > DEEPEST_GROUP:
+            raise Unreadable(f"a group within more than {DEEPEST_GROUP} others")
+        group = self._branches()
+        if not self._takes(")"):
+            raise Unreadable("a missing closing parenthesis")
+        self._depth -= 1
+        return group
+
+    def _class(self) -> Characters:
+        negated = self._takes("^")
+        ranges: list[Range] = []
+        properties: tuple[str, ...] = ()
+        while not self._takes("]"):
+            first = self._member()
+            single = len(first.ranges) == 1 and first.ranges[0][0] == first.ranges[0][1] and not first.properties
+            if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
+                self._next()
+                last = self._member()
+                if not single or len(last.ranges) != 1 or last.ranges[0][0] < first.ranges[0][0]:
+                    raise Unreadable("a range of more than characters in a class")
+                ranges.append((first.ranges[0][0], last.ranges[0][1]))
+                continue
+            properties += first.properties
+            ranges += _inverted(first.ranges) if first.negated else first.ranges
+        return Characters(tuple(_merged(ranges)), properties, negated)
+
+    def _member(self) -> Characters:
+        character = self._next("a missing closing bracket")
+        if character != "\\":
+            return _only(ord(character))
+        if self._takes("b"):
+            return _only(8)
+        return self._escape()
+
+    def _escape(self) -> Characters:
+        if found := _CODE.match(self._text, self._at):
+            self._at = found.end()
+            if found[3]:
+                high, low = int(found[3], 16), int(found[4], 16)
+                return _only(0x10000 + ((high & 0x3FF) << 10 | low & 0x3FF))
+            code = int(found[1] or found[2] or found[5], 16)
+            if 0xD800 <= code <= 0xDFFF or code > _LAST:
+                raise Unreadable(f"the escape \\{found[0]}, half a character")
+            return _only(code)
+        character = self._next("a backslash at the end")
+        if character.lower() in _SHORTHANDS:
+            ranges = _SHORTHANDS[character.lower()]
+            return Characters(tuple(_inverted(ranges) if character.isupper() else ranges))
+        if character in _CONTROLS and not (character == "0" and self._text[self._at : self._at + 1].isdigit()):
+            return _only(_CONTROLS[character])
+        if character in "pP" and (found := _PROPERTY.match(self._text, self._at)):
+            self._at = found.end()
+            return Characters((), (f"\\{character}{found[0]}",))
+        if character.isascii() and (character.isalnum()):
+            raise Unreadable(f"the escape \\{character}")
+        return _only(ord(character))
+
+    def _takes(self, text: str) -> bool:
+        if self._text.startswith(text, self._at):
+            self._at += len(text)
+            return True
+        return False
+
+    def _next(self, missing: str = "") -> str:
+        if self._at >= len(self._text):
+            raise Unreadable(missing)
+        self._at += 1
+        return self._text[self._at - 1]
 
 
-def respelled(pattern: str) -> str:
-    """Write repeated groups in the ways that xgrammar 0.2.8 reads right.
-
-    ``(...)?`` as ``(...){0,1}``, for a skipped group's last repetition would run all the same, and ``(...){1,}`` as
-    ``(...)+``.
-    """
-    tokens, written, inside = _TOKEN.findall(pattern), "", False
-    for before, token in zip(["", *tokens], tokens, strict=False):
-        inside = token == "[" or (inside and token != "]")
-        written += _GROUP_REPETITIONS.get(token, token) if before == ")" and not inside else token
-    return written
+def _only(code: int) -> Characters:
+    return Characters(((code, code),))
 
 
-_GROUP_REPETITIONS = {"?": "{0,1}", "{0,}": "*", "{1,}": "+"}
+def _merged(ranges: list[Range]) -> list[Range]:
+    merged: list[Range] = []
+    for low, high in sorted(ranges):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return merged
 
 
-def _first_characters(tokens: deque[str], alphabet: str) -> tuple[set[str], bool] | None:
-    """Read alternatives up to their closing bracket: the characters they begin with, and whether they may be empty.
-
-    None if two branches begin alike: xgrammar then merges states that it must keep apart.
-    """
-    begun: set[str] = set()
-    first, empty, any_empty = set[str](), True, False
-    while tokens and tokens[0] != ")":
-        token = tokens.popleft()
-        if token == "|":
-            if begun & first:
-                return None
-            begun, any_empty = begun | first, any_empty or empty
-            first, empty = set(), True
-        elif token not in ("^", "$"):
-            characters, skippable = _matched(token, alphabet), False
-            if token in ("(", "(?:"):
-                inner = _first_characters(tokens, alphabet)
-                if inner is None:
-                    return None
-                characters, skippable = inner
-                if tokens:
-                    tokens.popleft()
-            elif token == "[":
-                characters = _matched(_character_class(tokens), alphabet)
-            if tokens and tokens[0][0] in "*+?{":
-                skippable = tokens.popleft()[:2] in ("*", "?", "{0") or skippable
-                if tokens and tokens[0] == "?":
-                    tokens.popleft()
-            first |= characters if empty else set()
-            empty = empty and skippable
-    return None if begun & first else (begun | first, any_empty or empty)
+def _inverted(ranges: tuple[Range, ...] | list[Range]) -> list[Range]:
+    inverted, start = [], 0
+    for low, high in _merged(list(ranges)):
+        if low > start:
+            inverted.append((start, low - 1))
+        start = high + 1
+    return [*inverted, (start, _LAST)] if start <= _LAST else inverted
 
 
-def _character_class(tokens: deque[str]) -> str:
-    text = "["
-    while tokens:
-        token = tokens.popleft()
-        if token == "]":
-            break
-        text += "\\[" if token == "[" else token
-    return text + "]"
+def _without_surrogates(ranges: tuple[Range, ...] | list[Range]) -> list[Range]:
+    kept = []
+    for low, high in _merged(list(ranges)):
+        low, high = (0xE000 if 0xD800 <= low < 0xE000 else low), (0xD7FF if 0xD800 <= high < 0xE000 else high)
+        if low <= high:
+            kept.append((low, high))
+    return kept
 
 
-def _matched(expression: str, alphabet: str) -> set[str]:
-    try:
-        return set(re.findall(expression, alphabet, re.ASCII))
-    except re.error:  # a bracket that belongs to what follows, or a mistake that the compiler will name
-        return set()
+def _within(ranges: list[Range], character: str) -> bool:
+    return any(low <= ord(character) <= high for low, high in ranges)
 
 
-def _alphabet(pattern: str) -> str:
-    return "".join(sorted({*map(chr, range(0x20, 0x7F)), *pattern, "\u00e9", "\u4e2d"}))
+def _range(pair: Range) -> str:
+    low, high = pair
+    return _character(low) if low == high else f"{_character(low)}-{_character(high)}"
 
 
-def _character_trouble(token: str, *, plain: bool, negated: bool) -> str | None:
-    if token in _SHORTHANDS:  # dialects disagree on what lies outside of them
-        return f"{token} in a negated class" if negated else None
-    if token[0] == "\\" and len(token) == 2 and token[1] not in _PUNCTUATION + (_EXCLUDABLE if plain else ""):
-        return f"the escape {token}"
-    character = chr(int(token[2:], 16)) if len(token) > 2 and token[0] == "\\" else token[-1]
-    if not plain and (character in '"\\' or ord(character) < 0x20):
-        return "a quote, a backslash or a control character"
-    return None
-
-
-def _structure_trouble(before: str, token: str, after: str, depth: int) -> str | None:
-    if token.startswith("(?") and token != "(?:":
-        return f"the group {token}"
-    if token[0] in "*+{" and before[:1] in ("*", "+", "?", "{"):
-        return f"the repetition {before}{token}"
-    if before == ")" and re.fullmatch(r"\{\d+,\}", token) and token not in _GROUP_REPETITIONS:
-        return f"the repetition {token} of a group"
-    if (token == "^" and (depth or before not in ("", "|"))) or (token == "$" and (depth or after not in ("", "|"))):
-        return f"the anchor {token} inside the pattern"
-    return None
+def _character(code: int) -> str:
+    return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:X}}}"

@@ -8,9 +8,11 @@ from typing import Any
 
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.params import StructuredOutputs
-from tandemrt.runtime.grammars import schema as schemas
+from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.engine import Engine, engine_of
 from tandemrt.runtime.grammars.output import OutputCheck
-from tandemrt.runtime.grammars.patterns import unenforceable
+from tandemrt.runtime.grammars.schema.dialect import dialect_of
+from tandemrt.runtime.grammars.schema.emit import enforceable, loosened
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 DEEPEST = 64  # levels of nesting in a schema
@@ -24,28 +26,32 @@ class Source:
 
     kind: str
     text: str
-    any_whitespace: bool
+    engine: Engine
+    any_whitespace: bool = True
 
 
 def read(structured: StructuredOutputs) -> tuple[Source, OutputCheck | None]:
     """Return what to compile for a request, and the check of its finished text. Raises BadRequest."""
+    engine = engine_of(structured)
+    spaced = not structured.disable_any_whitespace
     if structured.json_schema is not None:
-        schema = _schema(structured.json_schema)
-        schemas.check_valid(schema)
-        if not structured.validate_output:
-            schemas.check_enforceable(schema)
-        check = OutputCheck(json.dumps(schema)) if structured.validate_output else None
-        return Source("json", json.dumps(schemas.lowered(schema)), not structured.disable_any_whitespace), check
+        schema = schema_of(structured.json_schema)
+        held = loosened(schema) if structured.validate_output else enforceable(schema)
+        check = OutputCheck(json.dumps(schema), dialect_of(schema)) if structured.validate_output else None
+        return Source("json", json.dumps(held), engine, spaced), check
     if structured.json_object:
-        return Source("json", json.dumps(ANY_OBJECT), not structured.disable_any_whitespace), None
+        return Source("json", json.dumps(ANY_OBJECT), engine, spaced), None
     if structured.regex is not None:
-        return Source("regex", _checked_regex(structured.regex), any_whitespace=True), None
-    if structured.choice is not None:
-        return Source("grammar", _choice_grammar(structured.choice), any_whitespace=True), None
-    return Source("grammar", _checked_ebnf(structured.grammar or ""), any_whitespace=True), None
+        return Source("regex", _readable(structured.regex), engine), None
+    if structured.choice is None:
+        return Source("grammar", _checked_ebnf(structured.grammar or ""), engine), None
+    if engine == "llguidance":
+        return Source("regex", "|".join(map(patterns.literal, structured.choice)), engine), None
+    return Source("grammar", _choice_grammar(structured.choice), engine), None
 
 
-def _schema(given: dict[str, Any] | bool | str) -> Any:
+def schema_of(given: dict[str, Any] | bool | str) -> Any:
+    """A schema as it was given, copied, or parsed where it is text. Raises BadRequest for what is no JSON."""
     if isinstance(given, str):
         try:
             given = json.loads(given, parse_constant=_no_constant)
@@ -103,13 +109,13 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _checked_regex(pattern: str) -> str:
-    reason = unenforceable(pattern, quoted=False)
-    if reason:
+def _readable(pattern: str) -> str:
+    try:
+        return patterns.full(pattern)
+    except patterns.Unreadable as reason:
         raise BadRequest(
             f"structured_outputs.regex: {reason} cannot be enforced; rewrite it without, got {quoted(pattern)}"
-        )
-    return pattern
+        ) from None
 
 
 def _checked_ebnf(source: str) -> str:

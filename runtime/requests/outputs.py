@@ -79,6 +79,7 @@ class RequestOutput:
     forced_ends: int = 0  # how often a thinking budget closed the reasoning
     num_cached_tokens: int = 0  # tokens of the prompt that were in the caches when it came, and were not computed again
     error: str | None = None
+    grammar_engine: str | None = None  # what held a structured output
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tandemrt.engines.errors import named
 from tandemrt.engines.params import SamplingParams
 from tandemrt.plugins.operators import Rule
+from tandemrt.runtime.grammars.engine import engine_of
 from tandemrt.runtime.requests.outputs import RequestOutput, Speculation, StreamOutput
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class Request:
         self.rule = Rule[params.rule.upper()]
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
         self.filters = params.temperature > 0 and filters  # what Engine.bind calls so
+        asked = params.structured_outputs
+        self.grammar_engine = None if asked is None else engine_of(asked)
         self.submitted = time.monotonic()
         called = self.submitted if called is None else called  # the time that a prompt takes to read counts as well
         self.deadline = called + params.timeout_s if params.timeout_s is not None else None
@@ -128,6 +131,7 @@ class Request:
             forced_ends=forced_ends,
             num_cached_tokens=num_cached_tokens,
             error=named(failure) if error is None and failure is not None else error,
+            grammar_engine=self.grammar_engine,
         )
 
     def tell(self, item: StreamOutput) -> None:

@@ -138,10 +138,15 @@ class Scheduler:
                 request.cancel()
 
     def die(self, error: BaseException) -> list[Waiting]:
-        """Take no more requests, because of ``error``, and give up the queue: who was in it is returned."""
+        """Take no more requests, because of ``error``, and give up the queue.
+
+        Returns who was in it, and who had to leave it and was not told yet.
+        """
         with self._changed:
             self._closed, self._death = True, error
-            queued, self._preempted, self._waiting = [*self._preempted, *self._waiting], [], []
+            displaced = [each.waiting for each in self._displaced]
+            queued = [*self._preempted, *self._waiting, *displaced]
+            self._preempted, self._waiting, self._displaced = [], [], []
             self._changed.notify_all()
         return queued
 

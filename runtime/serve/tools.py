@@ -15,6 +15,7 @@ from tandemrt.runtime.serve.arguments import CallReader
 from tandemrt.runtime.serve.protocol import Function, NamedChoice, Tool
 
 MOST_TOOLS = 128
+_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # hold schemas by name
 _ANY = {"type": "object", "additionalProperties": True}  # the arguments of a function that describes none
 
 
@@ -148,7 +149,7 @@ def _moved(schema: Any, place: str) -> Any:
         return schema
     return {
         key: {name: _moved(child, place) for name, child in value.items()}
-        if key in ("properties", "$defs", "definitions") and isinstance(value, dict)
+        if key in _NAMED and isinstance(value, dict)
         else f"#{place}{value[1:]}"
         if key == "$ref" and isinstance(value, str) and value.startswith("#")
         else value

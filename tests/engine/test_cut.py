@@ -69,6 +69,20 @@ def test_a_node_stands_in_the_piece_of_the_first_step_that_needs_it() -> None:
     assert decoder.pieces[1].inputs == ("x", "a")
 
 
+def test_what_several_steps_need_is_made_for_the_first_and_passed_on_to_the_others() -> None:
+    b, x = graph()
+    shared = b.op("Neg", x)
+    made = gate(b, b.op("Abs", shared), "a")
+    late = b.op("Slice", shared, b.constant([0]), b.constant([WIDTH]), b.constant([2]))
+    files, decoder = cut(close(b, b.op("Add", made, late)), "target")
+    assert {file: operations(model) for file, model in files.items()} == {
+        "target/piece.00.onnx": ["Neg", "Abs"],
+        "target/piece.01.onnx": ["Slice", "Add"],
+    }
+    assert [piece.outputs for piece in decoder.pieces] == [("Neg", "Abs"), ("y",)]
+    assert decoder.pieces[1].inputs == ("Neg", "a")
+
+
 def test_what_depends_on_no_input_is_in_every_piece_that_reads_it_and_is_never_passed_on() -> None:
     b, x = graph()
     weight = b.op("Neg", b.constant(np.ones(2 * WIDTH), "float32"))

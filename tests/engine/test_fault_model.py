@@ -1,7 +1,8 @@
 """The whole loop against a model of it: requests come, are cancelled and late, and anything raises anywhere.
 
-After every step each request is in the queue, in a slot, or has ended, was counted once and told once; a text is that
-of the request alone as far as it went; and an error is had by those alone whose fault it was.
+After every step each request is in the queue, in a slot, or has ended, was counted once and told once, behind all that
+is kept of it; whoever was cancelled or is late ends with the next step; a text is that of the request alone as far as
+it went; and an error is had by those alone whose fault it was.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from tandemrt import LLM, SamplingParams, StreamOutput
-from tandemrt.engines.errors import Closed, InternalError
+from tandemrt.engines.errors import Closed, InternalError, QueueFull
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.runtime.caches.kv_cache import BlockTable
@@ -35,6 +36,7 @@ from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.requests.text import Section, Transcript
 from tandemrt.runtime.round.runs import PromptRuns
+from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import Tandem
 from tandemrt.runtime.round.worker import advance
 from tests.engine.test_paged_rounds import PAGED
@@ -44,15 +46,19 @@ from tests.waiting import Clock
 KINDS = [RuntimeError, MemoryError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
 OWN = {  # what raises here belongs to one request
     "joining": (Running, "__init__"),
+    "being seated": (SlotState, "join"),
     "growing": (Slots, "grow"),
     "fill": (Constraint, "fill"),
     "commit": (Running, "commit"),
     "spelling": (Section, "push"),
     "last words": (Section, "finish"),
     "telling": (Transcript, "take"),
+    "telling for good": (Transcript, "take"),
 }
+JOINING = ("joining", "being seated")
 ROUND = {"prefill": (PromptRuns, "write"), "score": (Tandem, "score"), "verify": (Tandem, "verify")}
 ROOM = 192  # tokens: three blocks, which four slots share
+QUEUE = 3
 PROMPTS = ["a", "the quick brown fox jumps over and over and over", "b c", "the quick brown fox jumps over"]
 
 
@@ -61,20 +67,24 @@ class Asked:
     prompt: str
     length: int
     cursed: bool  # its listener raises
+    model: "LoopModel"
     heard: list[StreamOutput] = field(default_factory=list)
     request: Request | None = None
 
     def listen(self, item: StreamOutput) -> None:
         self.heard.append(item)
+        if item.output is not None:
+            self.model.note_order(self)
         if self.cursed:
             raise SystemExit("the listener")
 
 
 class Faults:
-    """Raises once, where it is told to."""
+    """Raises once, where it is told to; what breaks for good raises again for whom it raised first."""
 
     def __init__(self, patched: pytest.MonkeyPatch) -> None:
         self.armed: dict[str, BaseException] = {}
+        self.broken: dict[int, tuple[Any, BaseException]] = {}  # by id: whom, and how
         for place, (owner, name) in (OWN | ROUND).items():
             self._guard(patched, place, owner, name)
 
@@ -83,7 +93,11 @@ class Faults:
 
         def guarded(*args: Any, **options: Any) -> Any:
             if (error := self.armed.pop(place, None)) is not None:
+                if place.endswith("for good"):
+                    self.broken[id(args[0])] = args[0], error
                 raise error
+            if place.endswith("for good") and id(args[0]) in self.broken:
+                raise self.broken[id(args[0])][1]
             return real(*args, **options)
 
         patched.setattr(owner, name, guarded)
@@ -102,19 +116,21 @@ class LoopModel(RuleBasedStateMachine):
         self.clock = Clock(patched)
         self.clock.stopped = True
         self.llm = self.end.enter_context(
-            LLM(self.bundle, device="cpu", threads=1, cache_tokens=ROOM, overlap=self.overlap)
+            LLM(self.bundle, device="cpu", threads=1, cache_tokens=ROOM, overlap=self.overlap, queue_limit=QUEUE)
         )
         self.loop = self.llm.loop
         self.faults = Faults(patched)
         self.asked: list[Asked] = []
         self.failed = 0  # requests that may have ended with an error
+        self.too_early: list[str] = []  # who was told of an end while something was kept or not yet counted
         self.closed = False
         self.dead = False
 
     @initialize()
     def begin(self) -> None:
         for prompt in PROMPTS:
-            self.submit(prompt, 25, None, cursed=False)
+            self.submit(prompt, 25, None, cursed=False, client="")
+        self.step(8)  # texts grow until memory is short
 
     @precondition(lambda self: not self.closed)
     @rule(
@@ -122,16 +138,22 @@ class LoopModel(RuleBasedStateMachine):
         length=st.integers(1, 25),
         timeout_s=st.sampled_from([None, None, 5.0]),
         cursed=st.sampled_from([False, False, False, True]),
+        client=st.sampled_from(["", "", "another"]),
     )
-    def submit(self, prompt: str, length: int, timeout_s: float | None, cursed: bool) -> None:
-        if self.llm.waiting + self.llm.running >= 6 or self.closed:
+    def submit(self, prompt: str, length: int, timeout_s: float | None, cursed: bool, client: str) -> None:
+        if self.closed:
             return
-        asked = Asked(prompt, length, cursed)
+        asked = Asked(prompt, length, cursed, self)
         params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, timeout_s=timeout_s)
-        waiting = self.llm._admission.admit(prompt, params, asked.listen)
+        waiting = self.llm._admission.admit(prompt, params, asked.listen, client=client)
         asked.request = waiting.request
-        self.llm._scheduler.submit(waiting, block=False)
+        displaced = len(self.llm._scheduler._displaced)
+        try:
+            self.llm._scheduler.submit(waiting, block=False)
+        except QueueFull:
+            return
         self.asked.append(asked)
+        self.failed += len(self.llm._scheduler._displaced) - displaced  # of another client, in its place
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
@@ -158,14 +180,21 @@ class LoopModel(RuleBasedStateMachine):
     )
     def break_somewhere(self, place: str, kind: type[BaseException], quiet: int) -> None:
         self.step(quiet)
+        if place in JOINING and not self.closed:  # somebody joins in the next step: who sits there makes room
+            for running in self.loop.slots:
+                running.request.cancel()
+            self.submit(PROMPTS[0], 9, None, cursed=False, client="")
         before, seated = self.errors, {id(asked) for asked in self.asked if not asked.heard or not self.ended(asked)}
         error = kind(f"broken: {place}")
         if place in ("leaving", "nobody's"):
             owner, name = (self.loop.drafter, "leave") if place == "leaving" else (self.loop.scheduler, "drop_waiting")
+            alive = bool(self.llm.running)
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(owner, name, lambda *_: (_ for _ in ()).throw(error))
                 self.failed += len(seated) if place == "nobody's" else 0
-                self.advance()
+                self.advance(quietly=place == "leaving")
+            if place == "nobody's":
+                assert self.dead or alive, "what is nobody's ends the loop"
             return
         self.faults.armed[place] = error
         self.failed += 1 if place in OWN else len(seated)
@@ -200,17 +229,22 @@ class LoopModel(RuleBasedStateMachine):
         slots = {running.request for running in self.loop.slots}
         assert len(slots) == len(self.loop.slots) == self.llm.running
         scheduler = self.llm._scheduler
-        queue = {waiting.request for waiting in (*scheduler._preempted, *scheduler._waiting)}
+        queue = {each.request for each in (*scheduler._preempted, *scheduler._waiting)}
+        queue |= {each.waiting.request for each in scheduler._displaced}
         ended = [asked for asked in self.asked if self.ended(asked)]
         assert slots | queue == {asked.request for asked in self.asked if not self.ended(asked)}
         assert not slots & queue
         room = self.loop.room
         assert isinstance(room, BlockTable)
-        assert room.allocator.available == room.allocator.blocks - 1 - len(set(room.device.unique().tolist()) - {0})
+        assert room.allocator.available == room.allocator.blocks - 1 - len(
+            {block for row in room.device.tolist() for block in row} - {0}
+        )
         self.seen.update(preempted=len(scheduler._preempted))
         assert sum(self.llm.metrics.finished.values()) == len(ended)
         assert self.errors <= self.failed
+        assert not self.too_early
         for asked in self.asked:
+            assert not asked.cursed or len(asked.heard) <= 2, "a listener that raised hears of the end and no more"
             assert [item.output is not None for item in asked.heard[:-1]] == [False] * (len(asked.heard) - 1)
             told = [token for item in asked.heard for token in item.token_ids]
             assert told == self.alone[asked.prompt][: len(told)]
@@ -231,14 +265,24 @@ class LoopModel(RuleBasedStateMachine):
         self.everybody_is_somewhere_and_told_once()
         self.end.close()
 
-    def advance(self) -> None:
-        """What the loop's thread does, by hand."""
+    def advance(self, *, quietly: bool = True) -> None:
+        """What the loop's thread does, by hand. Unless the queue itself fails, it ends those who must not go on."""
+        overdue = [each for each in self.asked if each.request and each.request.interrupted(self.clock.ahead)]
         with self.loop.clock.active():
             try:
                 advance(self.loop)
             except BaseException as error:
                 self.loop.die(error)
                 self.closed = self.dead = True
+        if quietly:
+            assert all(self.ended(asked) for asked in overdue), "cancelled or late, and it goes on"
+
+    def note_order(self, asked: Asked) -> None:
+        """A listener that hears of an end may count on slots and counters."""
+        kept = [running for running in self.loop.slots if running.request is asked.request]
+        told = sum(self.output(each) is not None for each in self.asked)
+        if kept or sum(self.llm.metrics.finished.values()) < told:
+            self.too_early.append(asked.prompt)
 
     @property
     def errors(self) -> int:

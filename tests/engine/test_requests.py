@@ -183,6 +183,16 @@ def test_a_slot_remembers_nothing_of_who_had_it_before(which: str, request: pyte
     assert again.speculation == fresh.speculation
 
 
+def test_a_draft_that_lags_catches_up_from_where_its_own_request_stood_and_not_the_one_before_it(twins: Path) -> None:
+    """The first request never drafts, and leaves with a long text; the next one drafts once it is alone."""
+    params = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in (60, 10)]
+    with LLM(twins, threads=1, window={1: 4, 2: 0}) as llm:
+        llm.generate([A] * 80, params[1].model_copy(update={"window": 0}))
+        output, _ = llm.generate(["the", "other"], params)
+    assert output.speculation.num_spec_steps > 4
+    assert sum(output.speculation.acceptance_histogram[:4]) <= 1, "all accepted, but for what the end cuts off"
+
+
 def test_where_nothing_is_found_to_draft_nothing_counts_as_drafted(ngram_bundle: Path) -> None:
     with LLM(ngram_bundle, threads=1) as llm:
         output = llm.generate([1, 2, 3, 4, 5], SamplingParams(max_tokens=2, ignore_eos=True))

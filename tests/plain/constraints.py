@@ -10,6 +10,7 @@ from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
+from tandemrt.runtime.grammars.schema.emit import enforceable
 
 MERGES = (b'{"', b'":', b'",', b"true", b"<|", b"think", b"/think", b"  ", b'"}', b"\n\n", b"12")
 MERGED = {text: 256 + index for index, text in enumerate(MERGES)}
@@ -39,7 +40,7 @@ def compiled(kind: str, source: str, any_whitespace: bool = False) -> CompiledGr
 
 
 def json_grammar(schema):
-    return compiled("json", json.dumps(schema)).matcher()
+    return compiled("json", json.dumps(enforceable(schema))).matcher()
 
 
 def regex_grammar(pattern):

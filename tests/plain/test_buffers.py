@@ -1,6 +1,7 @@
 """The memory between the steps of a decoder: whatever the steps are, nothing is overwritten before it was read."""
 
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.binding import Binding
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.decoder import Decoder, Piece
+from tandemrt.engines.decoder import Decoder, Operator, Piece
 from tandemrt.engines.errors import InternalError
-from tandemrt.runtime.backends.buffers import ALIGNMENT, bytes_of, plan_buffers
+from tandemrt.engines.operators import SCHEMAS
+from tandemrt.runtime.backends.buffers import ALIGNMENT, plan_buffers
 
 CALLS = [{"batch": 4, "query": 5}, {"batch": 1, "query": 16}]
 
@@ -60,7 +62,8 @@ def test_a_buffer_holds_each_of_its_values_in_each_of_the_largest_calls(made: tu
     buffers = plan_buffers(decoder, contract, CALLS)
     assert set(buffers.place) == {value.name for value in decoder.values}
     for value in decoder.values:
-        assert buffers.sizes[buffers.place[value.name]] >= bytes_of(value.dtype, [value.resolve(c) for c in CALLS])
+        width = {"float32": 4, "float16": 2}[value.dtype]
+        assert all(buffers.sizes[buffers.place[value.name]] >= width * prod(value.resolve(c)) for c in CALLS)
     assert all(size % ALIGNMENT == 0 for size in buffers.sizes)
 
 
@@ -72,6 +75,23 @@ def test_a_chain_of_any_length_needs_two_buffers() -> None:
     values = tuple(Binding(name, "float16", ("batch", "query", 8 + i)) for i, name in enumerate(names[1:-1]))
     contract = Contract((Binding("token_ids", "int64", ("batch",)),), (Binding("logits", "float32", ("batch",)),))
     assert len(plan_buffers(Decoder(constants=None, steps=steps, values=values), contract, CALLS).sizes) == 2
+
+
+def test_what_an_operator_changes_in_place_keeps_its_memory_until_the_result_was_read() -> None:
+    wanted = [binding.name for binding in SCHEMAS["adjust_logits"].inputs]
+    given = [Binding(name, "float32", ("batch",)) for name in ("token_ids", *wanted[1:])]
+    steps = (
+        Piece(file="a.onnx", inputs=("token_ids",), outputs=("scores",)),
+        Operator(name="adjust_logits", inputs=("scores", *wanted[1:]), outputs=("adjusted",), attributes={}),
+        Piece(file="b.onnx", inputs=("token_ids",), outputs=("other",)),
+        Piece(file="c.onnx", inputs=("adjusted", "other"), outputs=("logits",)),
+    )
+    values = tuple(Binding(name, "float32", ("batch", 9)) for name in ("scores", "adjusted", "other"))
+    contract = Contract(tuple(given), (Binding("logits", "float32", ("batch",)),))
+    buffers = plan_buffers(Decoder(constants=None, steps=steps, values=values), contract, CALLS)
+    assert buffers.home == {"adjusted": "scores"}
+    assert set(buffers.place) == {"scores", "other"}
+    assert buffers.place["scores"] != buffers.place["other"]
 
 
 def test_a_size_that_no_call_says_is_an_error_that_names_the_value() -> None:

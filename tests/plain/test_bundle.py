@@ -132,16 +132,23 @@ def piece(index: int, inputs: list[str], outputs: list[str]) -> dict[str, Any]:
     return {"file": f"target/piece.{index:02}.onnx", "inputs": inputs, "outputs": outputs}
 
 
+SAID = {"heads": 4, "kv_heads": 2, "sliding_window": 0, "scale": 0.2, "epsilon": 1e-6}
+
+
 def attention(**changes: Any) -> dict[str, Any]:
     place = ["block_table", "write_index", "prompt_rows", "prompt_starts", "prompt_index", "prompt_table"]
     inputs = ["qkv.0", "past_key.0", "past_value.0", *place, "cosine", "sine"]
-    said = {"heads": 4, "kv_heads": 2, "sliding_window": 0, "scale": 0.2, "epsilon": 1e-6}
     made = ["mixed.0", "present_key.0", "present_value.0"]
-    return {"name": "window_attention", "inputs": inputs, "outputs": made, "attributes": said} | changes
+    return {"name": "window_attention", "inputs": inputs, "outputs": made, "attributes": SAID} | changes
 
 
 def swiglu(**changes: Any) -> dict[str, Any]:
     return {"name": "swiglu", "inputs": ["gate_up.0"], "outputs": ["activated.0"], "attributes": {}} | changes
+
+
+def adjusting(value: str, result: str) -> dict[str, Any]:
+    """An operator that changes ``value`` in place."""
+    return {"name": "adjust_logits", "inputs": [value, *["token_ids"] * 9], "outputs": [result], "attributes": {}}
 
 
 FIRST, SECOND = piece(0, ["token_ids"], ["hidden.0", "qkv.0"]), piece(1, ["hidden.0", "mixed.0"], ["gate_up.0"])
@@ -201,8 +208,20 @@ def test_a_manifest_with_pieces_and_kernels_reads_back_as_it_was_written(bundle:
             r"decoder\.steps\.3\.attributes must be swiglu's none; got {'limit': 7\.0}",
         ),
         (
+            {"steps": [FIRST, attention(attributes=SAID | {"heads": 4.0}), SECOND, swiglu(), LAST]},
+            r"decoder\.steps\.1\.attributes must be window_attention's heads \(int\), .*; got {'heads': 4\.0, ",
+        ),
+        (
+            {"steps": [FIRST, attention(), SECOND, swiglu(inputs=["gate_up.0", "gate_up.0"]), LAST]},
+            r"decoder\.steps\.3\.inputs must be swiglu's gate_up; got \['gate_up\.0', 'gate_up\.0'\]",
+        ),
+        (
             {"steps": [FIRST, attention(inputs=["qkv.0", None]), SECOND, swiglu(), LAST]},
             r"decoder\.steps\.1\.inputs must be window_attention's qkv, key_cache, .*; got \['qkv\.0', None\]",
+        ),
+        (
+            {"steps": [FIRST, adjusting("cosine", "mixed.0"), SECOND, swiglu(), LAST]},
+            r"decoder\.steps\.1 must not change constants in place; got 'cosine'",
         ),
         (
             {"steps": [FIRST, attention(outputs=["mixed.0", "present_value.0", "present_key.0"]), SECOND]},
@@ -244,6 +263,17 @@ def test_pieces_kernels_and_blocks_that_contradict_the_rest_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Manifest.model_validate_json(json.dumps(paged_manifest(bundle, **changes)))
+
+
+@pytest.mark.parametrize("name", ["hidden.0", "token_ids"])
+def test_a_value_that_is_declared_twice_is_refused(bundle: Bundle, name: str) -> None:
+    data = paged_manifest(bundle)
+    values = data["engines"]["target"]["decoder"]["values"]
+    values.append({"name": name, "dtype": "float32", "shape": ["tokens", 7]})
+    with pytest.raises(
+        ValueError, match=f"values must name every value once, and none of the contract's; got '{name}'"
+    ):
+        Manifest.model_validate_json(json.dumps(data))
 
 
 def test_a_piece_that_is_not_among_the_files_is_refused(bundle: Bundle) -> None:

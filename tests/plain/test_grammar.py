@@ -1,9 +1,12 @@
-"""The adapter over xgrammar and the vocabulary it is built from."""
+"""The adapters over the grammar engines, which keep the same laws, and the vocabulary they are built from."""
 
 import json
+from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tandemrt.engines.errors import BadBundle, BadRequest, InternalError
@@ -18,12 +21,32 @@ from tests.plain.constraints import (
     VALID,
     VOCABULARY,
     WORDS,
+    compiled,
     compiler,
     json_grammar,
     regex_grammar,
     spell,
     tokens_in,
 )
+
+# One language in the form of each engine: llguidance reads the expression, xgrammar the EBNF.
+AB = {"llguidance": ("regex", "ab+"), "xgrammar": ("grammar", 'root ::= "a" "b"+')}
+MAYBE_B = {"llguidance": ("regex", "ab?"), "xgrammar": ("grammar", 'root ::= "a" "b"?')}
+CHOICE = {"llguidance": ("regex", "a(b|c)"), "xgrammar": ("grammar", 'root ::= "a" ("b" | "c")')}
+ANY = {"llguidance": ("regex", "[^x]+"), "xgrammar": ("grammar", "root ::= [^x]+")}
+QUOTED = {
+    "llguidance": ("json", '{"type": "string"}'),
+    "xgrammar": ("grammar", 'root ::= "\\"" [^"\\\\\\x00-\\x1f]* "\\""'),
+}
+NESTED = {
+    "llguidance": ("json", json.dumps({"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}}]})),
+    "xgrammar": ("grammar", 'root ::= "null" | "[" (root (", " root)*)? "]"'),
+}
+engines = pytest.mark.parametrize("engine", ["llguidance", "xgrammar"])
+
+
+def start(engine, language, stops=None):
+    return compiled(*language[engine]).matcher(stops)
 
 
 def row_of(grammar):
@@ -38,15 +61,17 @@ def take(grammar, text):
     return grammar
 
 
-def test_a_complete_text_may_stop_and_an_incomplete_one_may_not():
-    grammar = regex_grammar("ab+")
+@engines
+def test_a_complete_text_may_stop_and_an_incomplete_one_may_not(engine):
+    grammar = start(engine, AB)
     assert row_of(grammar) == {ord("a")}
     take(grammar, "ab")
     assert row_of(grammar) == {ord("b"), STOP}
 
 
-def test_stop_tokens_of_a_request_replace_those_of_the_compiler():
-    grammar = compiler().compile("regex", "ab?").matcher([OTHER_STOP, ord("b")])
+@engines
+def test_stop_tokens_of_a_request_replace_those_of_the_compiler(engine):
+    grammar = start(engine, MAYBE_B, [OTHER_STOP, ord("b")])
     assert not grammar.accept(OTHER_STOP)
     take(grammar, "a")
     assert row_of(grammar) == {ord("b"), OTHER_STOP}
@@ -54,11 +79,12 @@ def test_stop_tokens_of_a_request_replace_those_of_the_compiler():
     assert grammar.is_terminated(), "a stop token ends the text, even one the grammar could read as text"
 
 
+@engines
 @pytest.mark.parametrize("stops", [[OTHER_STOP], [ord("x")], [STOP, OTHER_STOP], [STOP]], ids=str)
-def test_a_row_allows_what_the_grammar_takes_and_nothing_else_whatever_stops_a_request(stops):
+def test_a_row_allows_what_the_grammar_takes_and_nothing_else_whatever_stops_a_request(engine, stops):
     """Inside a string xgrammar leaves the stop tokens of its compiler in the row, which it then refuses."""
-    grammar = compiler().compile("json", '{"type": "string"}').matcher(stops)
-    for token in [None, *spell('"ab"')]:
+    grammar = start(engine, QUOTED, stops)
+    for token in [None, *spell('"aé"')]:
         assert token is None or grammar.accept(token)
         row = row_of(grammar)
         for candidate in range(VALID):
@@ -67,36 +93,115 @@ def test_a_row_allows_what_the_grammar_takes_and_nothing_else_whatever_stops_a_r
             assert taken == (candidate in row), candidate
 
 
-def test_a_terminated_grammar_takes_nothing_and_can_be_rolled_back():
-    grammar = take(regex_grammar("a"), "a")
+@engines
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_row_is_that_of_a_fresh_replay_whatever_was_tried_before(engine, seed):
+    """Accepts, refusals, rollbacks, forks and questions in any order leave no trace in a row."""
+    chance = Random(seed)
+    language = chance.choice([AB, CHOICE, QUOTED, NESTED, ANY])
+    grammar, text = start(engine, language), []
+    for _ in range(30):
+        fresh = start(engine, language)
+        assert all(map(fresh.accept, text))
+        assert grammar.is_terminated() == fresh.is_terminated()
+        if not grammar.is_terminated():
+            assert row_of(grammar) == row_of(fresh)
+        match chance.randrange(5):
+            case 0:
+                back = chance.randint(0, len(text))
+                grammar.rollback(back)
+                text = text[: len(text) - back]
+            case 1:
+                other = grammar.fork()
+                for _ in range(3):
+                    other.accept(chance.randrange(VALID))
+            case 2:
+                grammar.forced()
+            case 3:
+                token = chance.randrange(VALID)
+                text += [token] if grammar.accept(token) else []
+            case 4 if not grammar.is_terminated():
+                token = chance.choice(sorted(row_of(grammar)))
+                assert grammar.accept(token)
+                text.append(token)
+
+
+@engines
+def test_a_terminated_grammar_takes_nothing_and_can_be_rolled_back(engine):
+    grammar = take(start(engine, CHOICE), "ab")
     assert grammar.accept(STOP)
     assert grammar.is_terminated()
     assert not grammar.accept(ord("a"))
+    assert grammar.forced() == []
     with pytest.raises(InternalError, match="must not be filled after its end"):
         row_of(grammar)
     grammar.rollback(1)
     assert row_of(grammar) == {STOP}
 
 
-def test_a_refused_token_changes_nothing():
-    grammar = regex_grammar("ab")
+@engines
+def test_a_refused_token_changes_nothing(engine):
+    grammar = start(engine, AB)
     assert not grammar.accept(ord("b"))
+    assert not grammar.accept(len(VOCABULARY.tokens))
     assert row_of(grammar) == {ord("a")}
 
 
-def test_a_fork_goes_its_own_way():
+@engines
+def test_a_fork_goes_its_own_way(engine):
     """G7."""
-    grammar = regex_grammar("a(b|c)")
+    grammar = start(engine, CHOICE)
     fork = take(grammar.fork(), "ab")
     assert row_of(fork) == {STOP}
     assert row_of(grammar) == {ord("a")}
 
 
-def test_taking_back_fewer_than_no_tokens_is_refused():
+@engines
+def test_what_the_text_must_go_on_with_is_forced(engine):
+    grammar = start(engine, AB)
+    assert grammar.forced() == [ord("a"), ord("b")]
+    take(grammar, "ab")
+    assert grammar.forced() == []
+
+
+@engines
+def test_a_forced_text_is_spelled_by_the_longest_tokens(engine):
+    literal = {"llguidance": ("regex", "true"), "xgrammar": ("grammar", 'root ::= "true"')}
+    assert start(engine, literal).forced() == [MERGED[b"true"]]
+
+
+@engines
+@pytest.mark.parametrize(
+    "spelled",
+    [b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf0\x80\x80\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xff", b"\x80"],
+    ids=["surrogate", "overlong 3", "overlong 4", "overlong 2", "beyond U+10FFFF", "no lead", "no start"],
+)
+@pytest.mark.parametrize("language", [ANY, QUOTED], ids=["class", "string"])
+def test_bytes_that_are_no_utf8_are_refused(engine, language, spelled):
+    grammar = start(engine, language)
+    if language is QUOTED:
+        take(grammar, '"')
+    for byte in spelled:
+        legal = row_of(grammar)
+        assert grammar.accept(byte) == (byte in legal)
+        if byte not in legal:
+            return
+    pytest.fail("all of it was taken")
+
+
+@engines
+def test_characters_of_every_length_are_taken(engine):
+    take(start(engine, ANY), "aé€😀\ud7ff\ue000\U0010ffff")
+
+
+@engines
+def test_taking_back_fewer_than_no_tokens_is_refused(engine):
     with pytest.raises(InternalError, match="count: must be >= 0"):
-        regex_grammar("a").rollback(-1)
+        start(engine, AB).rollback(-1)
 
 
+@engines
 @pytest.mark.parametrize(
     "row",
     [
@@ -108,10 +213,10 @@ def test_taking_back_fewer_than_no_tokens_is_refused():
         [0] * WORDS,
     ],
 )
-def test_a_row_that_cannot_be_written_safely_is_refused(row):
-    """G15: xgrammar itself writes wrong memory when handed a strided view."""
+def test_a_row_that_cannot_be_written_safely_is_refused(engine, row):
+    """G15: the engines write through an address."""
     with pytest.raises(InternalError, match="row: must be"):
-        regex_grammar("a").fill(row)
+        start(engine, AB).fill(row)
 
 
 def test_control_tokens_and_padding_are_unknown_to_every_grammar():
@@ -125,26 +230,17 @@ def test_control_tokens_and_padding_are_unknown_to_every_grammar():
 
 @pytest.mark.parametrize("schema", [{"type": "string", "minLength": 1}, {"type": "string", "maxLength": 3}, {}])
 def test_raw_control_characters_cannot_appear_in_json(schema):
-    """xgrammar's bounded strings allow them, JSON does not."""
     row = row_of(take(json_grammar(schema), '"'))
     assert row.isdisjoint(range(0x20))
     assert row.isdisjoint({MERGED[b"\n\n"]})
 
 
-@pytest.mark.parametrize("repeats", [128, 129, 200])
-def test_long_repetitions_of_a_class_compile(repeats):
-    """With xgrammar's own cache, 129 and more raise."""
-    take(json_grammar({"type": "string", "pattern": f"^[ab]{{1,{repeats}}}$"}), '"' + "a" * repeats)
-
-
 @pytest.mark.parametrize(
     ("kind", "source", "message"),
     [
-        ("regex", "a(", "parenthesis"),
-        ("regex", r"(a)\1", "Backreference"),
+        ("regex", "a(", "invalid regex"),
         ("grammar", "root := 1", "EBNF"),
-        ("json", json.dumps({"type": "integer", "minimum": 5, "maximum": 3}), "minimum greater than maximum"),
-        ("json", "false", "cannot accept any value"),
+        ("json", json.dumps({"type": "integer", "minimum": 5, "maximum": 3}), "is greater than maximum"),
     ],
 )
 def test_what_does_not_compile_is_refused_with_the_reason(kind, source, message):
@@ -208,10 +304,26 @@ def test_digests_tell_vocabularies_of_one_size_apart():
     assert len({Vocabulary(tokens, frozenset(), 2).digest for tokens in kinds}) == len(kinds)
 
 
-def test_a_token_that_spells_nothing_is_refused_without_a_word(capfd):
+@engines
+def test_a_token_that_spells_nothing_is_refused_without_a_word(engine, capfd):
     """xgrammar says a line on stderr for each, and drafts hold such tokens all the time."""
-    grammar = json_grammar({"type": "string"})
+    grammar = start(engine, QUOTED)
     assert not any(grammar.accept(token) for token in (THINK, END, CALL))
     fork = grammar.fork()
     assert not fork.accept(THINK)
     assert capfd.readouterr().err == ""
+
+
+def test_a_request_is_not_charged_for_the_texts_of_others(monkeypatch):
+    """Copies of llguidance's matchers share one lexer and its limit: whoever meets it goes on with one of its own."""
+    grammar = compiler().compile("json", '{"type": "string"}')
+    one, other = grammar.matcher(), grammar.matcher()
+    take(one, '"a')
+    failed = take(other, '"a')._matcher.deep_copy()
+    failed.consume_token(ord("\x00"))
+    assert failed.is_error()
+    monkeypatch.setattr(one, "_matcher", failed)
+    assert row_of(one) == row_of(other)
+    monkeypatch.setattr(other, "_matcher", failed)
+    assert other.accept(ord("b"))
+    assert row_of(take(other, '"')) == {STOP}

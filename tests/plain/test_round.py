@@ -96,6 +96,16 @@ def test_a_round_serves_those_whose_prompts_are_in_the_caches_and_its_table_coun
     assert (dict(nobody.rows), nobody.batch, nobody.window) == ({}, 0, 0)
 
 
+@pytest.mark.parametrize(("asked", "window"), [([0, 3], 3), ([3, 0], 3), ([1, 2], 2), ([0, 0], 0), ([9, 1], WINDOW)])
+def test_a_round_drafts_as_many_tokens_as_the_one_who_asks_for_most_and_no_more_than_it_can(
+    asked: list[int], window: int
+) -> None:
+    slots = filled()
+    for each in asked:
+        slots.join(make_waiting(window=each))
+    assert Round.of(slots, Windows(WINDOW, WINDOW), SLOTS).window == window
+
+
 @pytest.mark.parametrize(
     ("params", "filters", "rules"),
     [

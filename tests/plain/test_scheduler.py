@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -245,6 +246,23 @@ def test_one_that_cannot_join_leaves_the_queue_and_those_behind_it_are_next(monk
     assert (failed[0], str(failed[1])) == (sent[1], "no such slot")
     assert (scheduler.waiting, scheduler.running, len(slots)) == (1, 1, 1)
     assert [running.request for running in scheduler.admit(slots).joined] == [sent[2].request]
+
+
+class RoomForTheSecond(Turnstile):
+    """Room for whoever asks, but for the first."""
+
+    def reserve(self, slot: int, tokens: int, *more: Any) -> Any:
+        self.count = None if self.asked else 0
+        return super().reserve(slot, tokens, *more)
+
+
+def test_nobody_overtakes_one_that_waits_for_room() -> None:
+    scheduler, slots = opened(2, 5, RoomForTheSecond())
+    for _ in range(2):
+        scheduler.submit(make_waiting(), block=False)
+    assert scheduler.admit(slots).joined == []
+    assert (scheduler.waiting, scheduler.running) == (2, 0)
+    assert len(scheduler.admit(slots).joined) == 2
 
 
 def test_slots_that_nobody_fits_into_make_no_room_in_the_queue() -> None:

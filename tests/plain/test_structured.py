@@ -14,13 +14,14 @@ import pytest
 
 from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
+from tandemrt.runtime.grammars import structured
 from tandemrt.runtime.grammars.library import GrammarCache, GrammarLibrary
 from tests.plain.constraints import STOP, VOCABULARY, spell
 from tests.waiting import PATIENCE_S, eventually
 
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-# Bounded strings are slow to compile, the more so the more words a vocabulary has: a second or two for these.
-SLOW = {"type": "object", "properties": {name: {"type": "string", "maxLength": 200 + ord(name)} for name in "abc"}}
+# Counted repetitions are slow to compile, the more so the more words a vocabulary has: a second or two for these.
+SLOW = " | ".join(f'"{name}" [a-z0-9]{{0,{200 + ord(name)}}}' for name in "abc")
 CHANCE = random.Random(0)
 WORDS = tuple(bytes(CHANCE.choices(range(97, 123), k=CHANCE.randint(2, 9))) for _ in range(4000))
 MANY_WORDS = replace(VOCABULARY, tokens=VOCABULARY.tokens + WORDS, valid_tokens=len(VOCABULARY.tokens) + len(WORDS))
@@ -108,7 +109,7 @@ for _ in range(70):
         ({"json": '{"const": NaN}'}, "NaN is not a JSON number"),
         ({"json": "5"}, "a schema is an object or a boolean"),
         ({"json": {"type": 5}}, "not a JSON schema at #/type"),
-        ({"json": {"type": "integer", "not": {}}}, "#/not: this keyword is ignored"),
+        ({"json": {"type": "integer", "not": {}}}, "no finite text fits"),
         ({"json": deep}, "nested at most 64 levels"),
         ({"json": {"enum": ["x" * 3000]}}, "must be at most 2000 bytes"),
         ({"regex": "(?=a)b"}, r"the group \(\?= cannot be enforced"),
@@ -142,7 +143,7 @@ def test_a_source_that_does_not_compile_fails_alone_and_is_not_remembered(librar
     grammars = library(cache=cache)
     for _ in range(2):
         with pytest.raises(BadRequest, match="cannot be compiled"):
-            grammars.compile(StructuredOutputs(regex="a(")).result(timeout=PATIENCE_S)
+            grammars.compile(StructuredOutputs(grammar="root := 1")).result(timeout=PATIENCE_S)
     assert takes(grammars.compile(StructuredOutputs(regex="a")).result(timeout=PATIENCE_S), "a")
     assert len(cache) == 1
 
@@ -386,7 +387,7 @@ def test_a_process_may_end_while_a_grammar_compiles():
         "from tests.plain.test_structured import MANY_WORDS, SLOW\n"
         "from tandemrt.engines.params import StructuredOutputs\n"
         "from tandemrt.runtime.grammars.library import GrammarLibrary\n"
-        "GrammarLibrary(MANY_WORDS, ()).compile(StructuredOutputs(json=SLOW))\n"
+        "GrammarLibrary(MANY_WORDS, ()).compile(StructuredOutputs(grammar=f'root ::= {SLOW}'))\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -424,7 +425,7 @@ def doubled(times: int) -> dict[str, Any]:
         ({"type": "string", "pattern": "(" * 5000 + "a" + ")" * 5000}, "a pattern nests too deep"),
         (
             {"type": "string", "pattern": "(" * 70 + "a" + ")" * 70},
-            "within more than 64 others is not enforced",
+            "within more than 64 others is not held",
         ),
         ({"type": "string", "pattern": "a{%s}" % ("9" * 99)}, "a pattern nests too deep or repeats too often"),
     ],
@@ -434,7 +435,7 @@ def doubled(times: int) -> dict[str, Any]:
 def test_a_schema_that_is_no_json_or_has_no_bounds_is_refused_in_our_words(
     library, schema: Any, message: str, validate_output: bool
 ) -> None:
-    if validate_output and "not enforced" in message:
+    if validate_output and "not held" in message:
         library().compile(StructuredOutputs(json=schema, validate_output=True)).result()
         return
     with pytest.raises(BadRequest, match=message):
@@ -450,14 +451,78 @@ def test_a_schema_may_be_changed_once_it_is_asked_for(library) -> None:
     assert not takes(compiled.result(), '"b"')
 
 
-@pytest.mark.parametrize("kind", ["regex", "grammar"])
 @pytest.mark.parametrize("deep", [300, 5000])
-def test_deep_parentheses_compile_or_are_refused(library, kind: str, deep: int) -> None:
-    begin, letter = ("", "a") if kind == "regex" else ("root ::= ", '"a"')
-    source = begin + "(" * deep + letter + ")" * deep
-    future = library().compile(StructuredOutputs(**{kind: source}))
+def test_deep_parentheses_compile_or_are_refused(library, deep: int) -> None:
+    future = library().compile(StructuredOutputs(grammar="root ::= " + "(" * deep + '"a"' + ")" * deep))
     if deep == 300:
         assert takes(future.result(), "a")
     else:
         with pytest.raises(BadRequest, match="cannot be compiled"):
             future.result()
+
+
+@pytest.mark.parametrize("deep", [64, 65, 5000])
+def test_a_regex_nests_as_deep_as_it_may(library, deep: int) -> None:
+    asked = StructuredOutputs(regex="(" * deep + "a" + ")" * deep)
+    if deep == 64:
+        assert takes(library().compile(asked).result(), "a")
+    else:
+        with pytest.raises(BadRequest, match="a group within more than 64 others cannot be enforced"):
+            library().compile(asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "engines"),
+    [
+        ({"json": PERSON}, {"llguidance"}),
+        ({"json_object": True}, {"llguidance"}),
+        ({"regex": "a"}, {"llguidance"}),
+        ({"choice": ["a", "b|c.", 'né\n"']}, {"xgrammar", "llguidance"}),
+        ({"grammar": 'root ::= "a"'}, {"xgrammar"}),
+    ],
+)
+@pytest.mark.parametrize("engine", ["llguidance", "xgrammar"])
+def test_an_engine_is_taken_where_it_holds_the_kind_and_refused_elsewhere(library, asked, engines, engine) -> None:
+    wanted = StructuredOutputs(**asked, engine=engine)
+    if engine not in engines:
+        with pytest.raises(BadRequest, match=rf"engine: .* is held by {'|'.join(engines)}, got {engine!r}"):
+            library().compile(wanted)
+        return
+    compiled = library().compile(wanted).result()
+    assert compiled.engine == engine
+    for choice in asked.get("choice", ()):
+        assert takes(compiled, choice)
+        assert not takes(compiled, choice + "a")
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine"),
+    [
+        ({"json": PERSON}, "llguidance"),
+        ({"json_object": True}, "llguidance"),
+        ({"regex": "a"}, "llguidance"),
+        ({"choice": ["a"]}, "xgrammar"),
+        ({"grammar": 'root ::= "a"'}, "xgrammar"),
+    ],
+)
+def test_each_kind_has_an_engine_unless_a_request_names_one(library, asked, engine) -> None:
+    assert library().compile(StructuredOutputs(**asked)).result().engine == engine
+
+
+def test_a_schema_is_worked_out_once_however_often_it_is_asked_for(library, monkeypatch) -> None:
+    grammars, read = library(), []
+    worked_out = structured.read
+    monkeypatch.setattr(structured, "read", lambda asked: read.append(asked) or worked_out(asked))
+    for _ in range(3):
+        assert takes(grammars.compile(StructuredOutputs(json=PERSON)).result(timeout=PATIENCE_S), '{"name": "x"}')
+    assert len(read) == 1
+    for other in ({"validate_output": True}, {"disable_any_whitespace": True}, {"engine": "llguidance"}):
+        grammars.compile(StructuredOutputs(json=PERSON, **other)).result(timeout=PATIENCE_S)
+    assert len(read) == 4
+
+
+def test_a_refusal_is_not_remembered(library) -> None:
+    grammars = library()
+    for _ in range(2):
+        with pytest.raises(BadRequest, match="did you mean 'maxLength'"):
+            grammars.compile(StructuredOutputs(json={"type": "string", "maxLenght": 3}))

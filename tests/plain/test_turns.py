@@ -193,3 +193,10 @@ def test_who_had_to_leave_is_told_so_also_when_the_runtime_closes() -> None:
     assert scheduler.wait_for_work()
     assert [each.reason for each in scheduler.drop_waiting(time.monotonic())] == ["error", "cancelled", "cancelled"]
     assert not scheduler.wait_for_work()
+
+
+def test_who_had_to_leave_is_told_so_also_when_the_loop_dies_before() -> None:
+    scheduler, _ = opened(1, 1)
+    for client in ("flood", "flood", "quiet"):
+        scheduler.submit(make_waiting(client=client, enforcement=Future()), block=False)
+    assert len(scheduler.die(RuntimeError("the loop"))) == 3, "the one that was displaced among them"

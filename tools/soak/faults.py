@@ -1,16 +1,21 @@
 """Faults, put in through seams that the runtime has anyway: an engine's call, a listener, a detokeniser, a grammar."""
 
+import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
+
+import torch
 
 from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.requests import admission
+from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.text import Transcript
+from tandemrt.runtime.requests.waiting import Waiting
 
 # Each ends exactly its own request; those of an engine end the ones in the round.
 KINDS = {
@@ -22,6 +27,8 @@ KINDS = {
     "engine-base": "the next run of an engine raises a BaseException, as a panic of an extension does",
     "listener-base": "the listener of a request raises a BaseException",
     "detokeniser-always": "the detokeniser of a request raises from some token on, also when the request ends",
+    "nan": "the target's logits of a request are NaN from some call on",
+    "draft-nan": "the draft's logits of a request are NaN from some call on, which changes no text",
 }
 
 
@@ -52,10 +59,14 @@ class Faults:
     def __init__(self, llm: LLM) -> None:
         self.strikes = 0
         self._next_run: Fault | None = None
+        self._poisoned: dict[Request, _Poison] = {}
         self._lock = threading.Lock()
         self._here = threading.local()
-        for engine in llm.loop.tandem.engines.values():
-            _wrap_engine(engine, self)
+        self._slots = llm.loop.slots
+        for name, engine in llm.loop.tandem.engines.items():
+            _wrap_engine(name, engine, self)
+        submit = llm._scheduler.submit
+        llm._scheduler.submit = lambda *given, **named: self._submitted(submit, *given, **named)  # type: ignore[method-assign]
         grammars = llm._admission._grammars
         compile_grammar = grammars.compile
         grammars.compile = lambda structured: self._compiled(compile_grammar(structured))  # type: ignore[method-assign]
@@ -80,17 +91,27 @@ class Faults:
         return getattr(self._here, "fault", None)
 
     def run(self) -> None:
-        """An engine runs."""
+        """An engine is about to run."""
         with self._lock:
             fault, self._next_run = self._next_run, None
             self.strikes += fault is not None
         if fault is not None:
             raise fault.error()
 
+    def has_run(self, name: str, logits: torch.Tensor) -> None:
+        """The engine ``name`` has written ``logits`` [batch, rows, vocab]; those of prefill are unread."""
+        if not self._poisoned:
+            return
+        for running in self._slots:
+            poison = self._poisoned.get(running.request)
+            if poison is not None and poison.engine == name and running.slot < len(logits) and poison.works():
+                logits[running.slot].fill_(math.nan)
+
     def settle(self) -> None:
-        """Forget a fault that no engine met."""
+        """Forget the faults of requests that have ended, and one that no engine met."""
         with self._lock:
             self._next_run = None
+        self._poisoned.clear()
 
     def transcript(self, *arguments: Any, **named: Any) -> Transcript:
         """The transcript of a request: an ordinary one, unless it is to break."""
@@ -98,6 +119,12 @@ class Faults:
         if fault is None or not fault.kind.startswith("detokeniser"):
             return Transcript(*arguments, **named)
         return _BreakingTranscript(fault, *arguments, **named)
+
+    def _submitted(self, submit: Callable[..., None], waiting: Waiting, **named: Any) -> None:
+        fault = self.pending
+        if fault is not None and fault.kind in _Poison.ENGINES:
+            self._poisoned[waiting.request] = _Poison(_Poison.ENGINES[fault.kind], fault.at)
+        submit(waiting, **named)
 
     def _compiled(self, ready: "Future[Any]") -> "Future[Any]":
         fault = self.pending
@@ -167,19 +194,36 @@ class _BreakingGrammar:
         return getattr(self._grammar, name)
 
 
+@dataclass
+class _Poison:
+    """Spoils what ``engine`` gives a request, but for its first ``spared`` calls."""
+
+    ENGINES: ClassVar = {"nan": "target", "draft-nan": "draft"}
+
+    engine: str
+    spared: int
+
+    def works(self) -> bool:
+        self.spared -= 1
+        return self.spared < 0
+
+
 class _Call:
-    def __init__(self, call: Any, faults: Faults) -> None:
-        self._call, self._faults = call, faults
+    def __init__(self, call: Any, faults: Faults, name: str, logits: torch.Tensor | None) -> None:
+        self._call, self._faults, self._name, self._logits = call, faults, name, logits
 
     def run(self) -> None:
         self._faults.run()
         self._call.run()
+        if self._logits is not None:
+            self._faults.has_run(self._name, self._logits)
 
 
-def _wrap_engine(engine: Any, faults: Faults) -> None:
+def _wrap_engine(name: str, engine: Any, faults: Faults) -> None:
     bind = engine.bind
 
     def breaking(tensors: Mapping[str, Any], **options: Any) -> _Call:
-        return _Call(bind(tensors, **options), faults)
+        logits = tensors["logits"] if name in _Poison.ENGINES.values() else None
+        return _Call(bind(tensors, **options), faults, name, logits)
 
     engine.bind = breaking

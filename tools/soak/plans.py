@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
 from tandemrt.runtime.requests.prompt import Message
-from tools.soak.models import LENGTH
+from tools.soak.models import LENGTH, WORDS
 
 Way = Literal["generate", "stream", "listen"]
 Asked = str | Sequence[int] | Sequence[Message]
@@ -90,6 +90,8 @@ def draw_turn(draw: Random, plans: list[Plan], faults: tuple[str, ...], *, strea
         fault = draw.choice(faults)
         if fault in ("grammar", "compiler"):  # only what has a grammar can break there
             plan |= 1
+        while fault == "draft-nan" and plans[plan].params.rule == "rejection":  # whose text may depend on the draft
+            plan = draw.randrange(len(plans))
         return Turn(plan, "listen", fault=fault, fault_at=draw.choice([0, 1, 2, 5]))
     if chance < 0.25:
         return Turn(
@@ -106,14 +108,14 @@ def draw_turn(draw: Random, plans: list[Plan], faults: tuple[str, ...], *, strea
 
 def _plan(draw: Random, *, structured: bool) -> Plan:
     length = draw.choice([1, 2, 15, 17, 40])
-    ids = [draw.randrange(1020) for _ in range(length)]
+    ids = [draw.randrange(WORDS) for _ in range(length)]
     chat = [{"role": "user", "content": "".join(draw.choices("etaoin ", k=length))}]
     prompts: list[Asked] = [ids, ids, "".join(draw.choices("shrdlu ", k=length)), chat]
     more = {"structured_outputs": StructuredOutputs(**draw.choice(_STRUCTURES))} if structured else {}
     params = SamplingParams(
         temperature=draw.choice([0.0, 0.7, 1.0, 1.5]),
         seed=draw.randrange(2**64),
-        max_tokens=draw.choice([2, 3, 9, 30, LENGTH - 45]),
+        max_tokens=draw.choice([2, 3, 5, 9, 20, LENGTH - 45]),
         window=draw.choice([None, None, 0, 1, 3]),
         rule=draw.choice(["coupled"] * 5 + ["rejection"]),
         **draw.choice(_PENALTIES),

@@ -2,12 +2,17 @@
 
 import http.client
 import json
+import re
+import time
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tools.soak.books import Rules
 from tools.soak.plans import Plan, Turn
 
 if TYPE_CHECKING:
@@ -16,6 +21,8 @@ if TYPE_CHECKING:
 
 MODEL = "soak"
 CLIENTS = 12
+_FINISHED = "tandemrt_finished_total"
+PATIENCE_S = 30.0  # until what the server publishes, a few times a second, must be what its answers say
 
 
 @contextmanager
@@ -31,32 +38,101 @@ def serving(bundle: Path, folder: Path) -> "Iterator[TritonServer]":
         yield server
 
 
-def served_wave(
-    server: "TritonServer", turns: Sequence[Turn], plans: Sequence[Plan], reference: "Reference"
-) -> list[str]:
-    """Send what ``turns`` ask for; say, one line each, which answer differs from what the request gets alone.
+class Said(NamedTuple):
+    """What a server answered."""
 
-    Under the rejection rule the text depends on the drafts: the server must serve the reference's own bundle.
-    """
+    text: str
+    reasoning: str
+    token_ids: list[int]
+    finish_reason: str
 
-    def ask(turn: Turn) -> list[str]:
-        plan = plans[turn.plan]
+
+class Served:
+    """Sends waves to ``server``; under the rejection rule texts depend on drafts: ``reference`` is of its bundle."""
+
+    def __init__(self, server: "TritonServer", plans: Sequence[Plan], reference: "Reference") -> None:
+        self._server, self._plans, self._reference = server, plans, reference
+
+    def wave(self, turns: Sequence[Turn]) -> list[str]:
+        """Send what ``turns`` ask for, all of it learned; return what is wrong, one line each."""
+        before = _published(self._server)
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            answers = list(pool.map(self._asked, turns))
+        found, said, unheard = [], list[Said](), 0
+        for turn, answer in zip(turns, answers, strict=True):
+            alone = self._reference.output(turn.plan)
+            if isinstance(answer, str):
+                found.append(f"{turn}: {answer}")
+            elif answer is None:
+                unheard += len(alone.token_ids)
+            else:
+                said.append(answer)
+                expected = Said(alone.text, alone.reasoning, alone.token_ids, alone.finish_reason)
+                found += [f"{turn}: {answer!r}, alone {expected!r}"] if answer != expected else []
+        if not found:  # what failed on its way may have been counted or not
+            found = self._metrics(before, said, len(turns), unheard)
+        return [f"Triton, {line}" for line in found]
+
+    def _asked(self, turn: Turn) -> "Said | str | None":
+        """What came back, or why nothing did; None for a client that hung up."""
         try:
-            answer = _ask(server, turn, plan)
+            return _ask(self._server, turn, self._plans[turn.plan])
         except (OSError, ValueError, http.client.HTTPException) as error:
-            return [f"Triton, {turn}: {type(error).__name__}: {error}"]
-        if answer is None:
-            return []
-        alone = reference.output(turn.plan)
-        expected = (alone.text, alone.reasoning, alone.token_ids, alone.finish_reason)
-        return [] if answer == expected else [f"Triton, {turn}: {answer!r}, alone {expected!r}"]
+            return f"{type(error).__name__}: {error}"
 
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        return [line for lines in pool.map(ask, turns) for line in lines]
+    def _metrics(self, before: Counter[str], said: Sequence[Said], asked: int, unheard: int) -> list[str]:
+        """What the server publishes once all have ended, against what it answered."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            now = _published(self._server)
+            wrong = [rule for rule, holds in published_rules(before, now, said, asked, unheard).items() if not holds]
+            if not wrong or time.monotonic() > end:
+                return [f"its metrics do not hold: {rule}" for rule in wrong]
+            time.sleep(0.1)
 
 
-def _ask(server: "TritonServer", turn: Turn, plan: Plan) -> tuple[str, str, list[int], str] | None:
-    """Text, reasoning, tokens and finish reason; None for a client that hung up."""
+def published_rules(before: Counter[str], now: Counter[str], said: Sequence[Said], asked: int, unheard: int) -> Rules:
+    """What must hold of the server's metrics behind a wave of ``asked`` requests, of which it answered ``said``.
+
+    ``before`` and ``now`` are metrics by name, ends of requests also by name.reason. Clients that hung up may have left
+    up to ``unheard`` tokens.
+    """
+    more = Counter({name: now[name] - before[name] for name in now})
+    finished = {name.partition(".")[2]: count for name, count in more.items() if name.startswith(f"{_FINISHED}.")}
+    told = Counter(answer.finish_reason for answer in said)
+    tokens, kept = sum(len(answer.token_ids) for answer in said), more["tandemrt_kept_total"]
+    drafted, emitted = more["tandemrt_drafted_total"], more["tandemrt_emitted_total"]
+    steps, queued = more["tandemrt_steps_total"], more["tandemrt_queue_seconds_count"]
+    return {
+        f"finished {finished}, answered {dict(told)}, {asked - len(said)} hung up": more[_FINISHED] == asked
+        and sum(finished.values()) == asked
+        and all(finished.get(reason, 0) >= count for reason, count in told.items()),
+        f"every step ({steps}) is in the histogram": more["tandemrt_accepted_per_step_count"] == steps,
+        f"no request had two slots ({queued} of {asked})": len(said) <= queued <= asked,
+        f"drafted {drafted} = evaluated + cut": drafted
+        == more["tandemrt_evaluated_total"] + more["tandemrt_cut_drafts_total"],
+        f"emitted {emitted} >= kept {kept}": emitted >= kept,
+        f"kept {kept}, answers hold {tokens}, {unheard} more at most": tokens <= kept <= tokens + unheard,
+        "nobody waits or runs": now["tandemrt_requests_waiting"] == now["tandemrt_requests_running"] == 0,
+    }
+
+
+def _published(server: "TritonServer") -> Counter[str]:
+    """What the server publishes of the runtime, by name; of the ends of requests also by name.reason."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics}/metrics", timeout=PATIENCE_S) as answer:
+        lines = answer.read().decode().splitlines()
+    values: Counter[str] = Counter()
+    for line in lines:
+        if found := re.fullmatch(r"(tandemrt_\w+)\{(.*)\} (\S+)", line):
+            name, labels, value = found.groups()
+            values[name] += float(value)  # type: ignore[assignment]  # seconds are no integers
+            if reason := re.search(r'reason="(\w+)"', labels):
+                values[f"{name}.{reason[1]}"] += int(float(value))
+    return values
+
+
+def _ask(server: "TritonServer", turn: Turn, plan: Plan) -> Said | None:
+    """The whole answer; None for a client that hung up."""
     stream = turn.way == "stream" or turn.leave_after is not None
     connection = http.client.HTTPConnection("127.0.0.1", server.http, timeout=300)
     try:
@@ -75,7 +151,7 @@ def _ask(server: "TritonServer", turn: Turn, plan: Plan) -> tuple[str, str, list
         raise ValueError(str(pieces)[:200])
     tokens = [token for piece in pieces for token in _list(piece["token_ids"])]
     text, reasoning = ("".join(piece[f"{name}_output"] for piece in pieces) for name in ("text", "reasoning"))
-    return text, reasoning, tokens, pieces[-1]["finish_reason"]
+    return Said(text, reasoning, tokens, pieces[-1]["finish_reason"])
 
 
 def _body(plan: Plan, *, stream: bool) -> dict[str, Any]:

@@ -1,0 +1,188 @@
+"""Grammars by llguidance, the only file that imports it: JSON schemas and regular expressions in, mask rows out."""
+
+import json
+from collections.abc import Iterable, Set
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from tandemrt.engines.contract import mask_words
+from tandemrt.engines.errors import BadRequest, clipped
+from tandemrt.engines.vocabulary import Vocabulary
+from tandemrt.runtime.constraints import bitmask
+from tandemrt.runtime.grammars.rows import check_count, check_fillable
+
+# Rows hold every token that spells legal text, not only the one spelling that a tokenizer would choose.
+_HEADER = '%llguidance {"no_forcing": true}\nstart: '
+_SILENT = 0  # of llguidance's log levels
+
+
+class LLGuidance:
+    """The state of one request's grammar. Not for two threads at once.
+
+    A matcher of llguidance that reached a limit stays in an error, and its copies share one lexer with one limit. So
+    that no request pays for another's text, a matcher in an error is replaced by one of its own, which is fed the same
+    tokens; only if that fails too is the text itself too complex.
+    """
+
+    def __init__(
+        self, grammar: "GuidanceGrammar", matcher: llguidance.LLMatcher, stop_ids: Set[int], fed: Iterable[int] = ()
+    ) -> None:
+        self.stop_ids = stop_ids
+        self._grammar = grammar
+        self._matcher = matcher
+        self._fed = list(fed)  # the tokens of the text
+        self._ended = False  # by one of `stop_ids`
+        self._scratch = np.empty(mask_words(grammar.end + 1), np.int32)
+
+    def fill(self, row: np.ndarray) -> None:
+        """Write int32[words]: the tokens that may come next. Raises InternalError for any other buffer, BadRequest
+        where the text has become too complex."""
+        check_fillable(row, self._grammar.words, ended=self._ended)
+        self._compute()
+        if self._matcher.is_error():
+            self._renew()
+            self._compute()
+            self._require_sound()
+        bitmask.forbid(self._scratch, self._grammar.end)
+        row[:] = self._scratch[: row.size]
+        complete = self._matcher.is_accepting()
+        for token in self.stop_ids:
+            (bitmask.allow if complete else bitmask.forbid)(row, token)
+
+    def accept(self, token: int) -> bool:
+        """Advance by one token; False leaves the state as it was. Raises BadRequest where the text is too complex."""
+        if self._ended or not 0 <= token < self._grammar.end:
+            return False
+        if token in self.stop_ids:
+            self._ended = bool(self._matcher.is_accepting())
+            return self._ended
+        taken = self._matcher.try_consume_tokens([token])
+        if self._matcher.is_error():
+            self._renew()
+            taken = self._matcher.try_consume_tokens([token])
+            self._require_sound()
+        if taken:
+            self._fed.append(token)
+        return bool(taken)
+
+    def rollback(self, count: int) -> None:
+        """Take back the last ``count`` accepted tokens."""
+        check_count(count)
+        if self._ended and count:
+            self._ended, count = False, count - 1
+        if count:
+            self._matcher.rollback(count)
+            del self._fed[-count:]
+
+    def fork(self) -> "LLGuidance":
+        copy = LLGuidance(self._grammar, self._matcher.deep_copy(), self.stop_ids, self._fed)
+        copy._ended = self._ended
+        return copy
+
+    def is_terminated(self) -> bool:
+        return self._ended
+
+    def forced(self) -> list[int]:
+        """Tokens that spell what the text must go on with, longest first; none where there is a choice."""
+        if self._ended:
+            return []
+        return self._grammar.vocabulary.longest_first(bytes(self._matcher.compute_ff_bytes()))
+
+    def _compute(self) -> None:
+        self._matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+
+    def _renew(self) -> None:
+        self._matcher = self._grammar.fresh()
+        self._matcher.consume_tokens(self._fed)
+
+    def _require_sound(self) -> None:
+        if self._matcher.is_error():
+            raise BadRequest(
+                f"structured_outputs: the text so far makes the grammar too complex: {_reason(self._matcher)}; "
+                "simplify the schema or the expression"
+            )
+
+
+class GuidanceGrammar:
+    """A grammar ready to start. Share it between requests and threads."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, tokenizer: llguidance.LLTokenizer, source: str, stop_ids: tuple[int, ...]
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.words = mask_words(len(vocabulary.tokens))
+        self.end = len(vocabulary.tokens)  # the end of text of llguidance's own; `stop_ids` stand for it here
+        self.stop_ids = stop_ids
+        self._tokenizer = tokenizer
+        self._source = source
+        self._first = self.fresh()
+        if self._first.is_error():
+            raise ValueError(_reason(self._first))
+        self._first.compute_bitmask()  # the first row is the slow one, and copies share what it took
+
+    @property
+    def size_bytes(self) -> int:
+        """An estimate: a lexer grows with what it reads, up to its own limit."""
+        return _LEXER_BYTES + _BYTES_PER_CHARACTER * len(self._source)
+
+    def matcher(self, stop_ids: Iterable[int] | None = None) -> LLGuidance:
+        """Start from the beginning. ``stop_ids`` end the text, where it is complete and nowhere else; None: those of
+        the compiler."""
+        return LLGuidance(self, self._first.deep_copy(), frozenset(self.stop_ids if stop_ids is None else stop_ids))
+
+    def fresh(self) -> llguidance.LLMatcher:
+        """A matcher that shares nothing with another one."""
+        return llguidance.LLMatcher(self._tokenizer, self._source, log_level=_SILENT)
+
+
+class GuidanceCompiler:
+    """Compiles sources for one vocabulary. Compiling releases the GIL and is bounded by llguidance's own limits."""
+
+    def __init__(self, vocabulary: Vocabulary, stop_ids: Iterable[int]) -> None:
+        self._vocabulary = vocabulary
+        self._stop_ids = tuple(stop_ids)
+        self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), slices=llguidance.LLTokenizer.json_slices())
+
+    def compile_json(self, schema: dict[str, Any] | bool, *, any_whitespace: bool) -> GuidanceGrammar:
+        """Compile a schema in the forms that ``schema.emit`` writes. Raises ValueError."""
+        options: dict[str, bool | str] = {
+            "whitespace_flexible": any_whitespace,
+            "json_allow_general_unicode_escapes": True,
+        }
+        if not any_whitespace:
+            options |= {"item_separator": ", ", "key_separator": ": "}
+        if isinstance(schema, bool):
+            schema = {} if schema else {"not": {}}
+        return self._compile(f"%json {json.dumps({**schema, 'x-guidance': options})}")
+
+    def compile_regex(self, expression: str) -> GuidanceGrammar:
+        """Compile an expression for the whole text, as ``patterns.Pattern`` writes it. Raises ValueError."""
+        return self._compile(f"/(?:{expression})/")
+
+    def _compile(self, rule: str) -> GuidanceGrammar:
+        return GuidanceGrammar(self._vocabulary, self._tokenizer, _HEADER + rule, self._stop_ids)
+
+
+class _Tokens:
+    """A vocabulary as llguidance reads it, with an end of text of its own: a request chooses what ends its text."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = len(vocabulary.tokens)
+        self.tokens = [*vocabulary.tokens, b"</s>"]
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        raise NotImplementedError("nothing here tokenizes a text")
+
+
+_LEXER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 50
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    lines = matcher.get_error().split("\n\n<state>")[0].strip().split("\n")
+    return clipped(lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1].strip()}")

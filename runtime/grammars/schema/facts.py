@@ -1,0 +1,222 @@
+"""What schemas that hold together say about each JSON type, once none of them leaves a choice."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+from tandemrt.engines.errors import quoted
+from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.schema import formats
+from tandemrt.runtime.grammars.schema.document import Document, Node, Unheld
+from tandemrt.runtime.grammars.schema.negate import TYPES
+from tandemrt.runtime.grammars.schema.objects import Objects, with_names
+from tandemrt.runtime.grammars.schema.shapes import (
+    ANYTHING,
+    NOTHING,
+    Array,
+    Conj,
+    Literals,
+    Number,
+    Object,
+    Plain,
+    Shape,
+    String,
+)  # fmt: skip
+
+LARGEST_EXACT = 2**53  # the engine reads numbers as doubles
+
+
+class Facts:
+    """Nodes whose keywords all hold at once: no reference, no choice is left in them."""
+
+    def __init__(
+        self, document: Document, nodes: list[Node], names: Callable[[Conj, str], String | list[str]], *, loose: bool
+    ) -> None:
+        self._document = document
+        self._loose = loose
+        self._names = names  # what schemas of names come to
+        self._nodes = [(node, document.keywords(node)) for node in nodes]
+
+    def shapes(self) -> Iterator[Shape]:
+        """Shapes of which any one may hold. Raises Unheld."""
+        types, integer = self._types()
+        excluded = [value for _, found in self._nodes for value in _excluded(found)]
+        if "null" in types and None not in excluded:
+            yield Plain("null")
+        if "boolean" in types:
+            truths = [truth for truth in (True, False) if not any(truth is value for value in excluded)]
+            if len(truths) == 2:
+                yield Plain("boolean")
+            elif truths:
+                yield Literals(truths)
+        if "number" in types:
+            yield from self._numbers(integer, [value for value in excluded if is_number(value)])
+        if "string" in types:
+            yield from self._string([value for value in excluded if isinstance(value, str)])
+        compound = [value for value in excluded if isinstance(value, list | dict)]
+        if "array" in types:
+            self._refuse_excluded(compound, list)
+            yield self._array()
+        if "object" in types:
+            self._refuse_excluded(compound, dict)
+            yield self._object()
+
+    def _types(self) -> tuple[list[str], bool]:
+        types, integer = list(TYPES), False
+        for _, found in self._nodes:
+            if "type" in found:
+                kinds = [found["type"]] if isinstance(found["type"], str) else found["type"]
+                if "integer" in kinds and "number" not in kinds:
+                    integer = True
+                    kinds = [*kinds, "number"]
+                types = [kind for kind in types if kind in kinds]
+        return types, integer
+
+    def _numbers(self, integer: bool, excluded: list[int | float]) -> Iterator[Number]:
+        for node, found in self._nodes:
+            if isinstance(found.get("not"), dict) and "type" in found["not"]:
+                if integer:
+                    return
+                raise Unheld(f"{node.place}/not", "numbers that are no integers are not held; leave it out")
+        low, high, above, below = (
+            self._bound(key) for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+        )
+        multiples = [_fraction(found["multipleOf"]) for _, found in self._nodes if "multipleOf" in found]
+        holes = sorted({_fraction(value) for value in excluded})
+        for after, before in zip([None, *holes], [*holes, None], strict=True):
+            shape = Number(
+                integer,
+                low,
+                high,
+                max([bound for bound in (above, after) if bound is not None], default=None),
+                min([bound for bound in (below, before) if bound is not None], default=None),
+                list(dict.fromkeys(multiples)),
+            )
+            if not shape.is_empty():
+                yield shape
+
+    def _bound(self, keyword: str) -> Fraction | None:
+        bounds = [_fraction(found[keyword]) for _, found in self._nodes if keyword in found]
+        if not bounds:
+            return None
+        return max(bounds) if keyword.lower().endswith("minimum") else min(bounds)
+
+    def _string(self, excluded: list[str]) -> Iterator[String]:
+        shape = String()
+        for node, found in self._nodes:
+            shape.least = max(shape.least, _count(found.get("minLength", 0)))
+            if "maxLength" in found:
+                shape.most = _least(shape.most, _count(found["maxLength"]))
+            if "pattern" in found:
+                try:
+                    shape.patterns.append(patterns.whole(found["pattern"]))
+                except patterns.Unreadable as error:
+                    if self._loose:
+                        continue
+                    raise Unheld(f"{node.place}/pattern", f"{error} is not held; write it without") from None
+            if "format" in found:
+                self._format(shape, node, found["format"])
+        shape.patterns = list(dict.fromkeys(shape.patterns))
+        if excluded:
+            try:
+                shape.patterns.append(patterns.other_than(excluded))
+            except patterns.Unreadable as error:
+                raise Unheld(f"{self._nodes[0][0].place}/not", f"{error} is not held") from None
+        if shape.most is None or shape.least <= shape.most:
+            yield shape
+
+    def _format(self, shape: String, node: Node, name: str) -> None:
+        if name in formats.PATTERNS:
+            shape.patterns.append(patterns.full(formats.PATTERNS[name]))
+            if name in formats.LONGEST:
+                shape.most = _least(shape.most, formats.LONGEST[name])
+        elif self._loose:
+            return
+        elif name in formats.UNHELD:
+            raise Unheld(f"{node.place}/format", f"{quoted(name)} is not held; leave it out or write a pattern")
+        elif meant := formats.misspelled(name):
+            raise Unheld(f"{node.place}/format", f"{quoted(name)} is no format; did you mean {meant!r}?")
+
+    def _array(self) -> Array:
+        length = max((len(found.get("prefixItems", ())) for _, found in self._nodes), default=0)
+        places = [self._item(index) for index in range(length)]
+        rest = self._item(None)
+        shape = Array(places, rest)
+        for node, found in self._nodes:
+            shape.least = max(shape.least, _count(found.get("minItems", 0)))
+            if "maxItems" in found:
+                shape.most = _least(shape.most, _count(found["maxItems"]))
+            shape.unique |= bool(found.get("uniqueItems"))
+            if found.get("contains") in (True, {}) and isinstance(node.schema, dict):
+                shape.least = max(shape.least, _count(node.schema.get("minContains", 1)))
+        return shape
+
+    def _object(self) -> Object:
+        objects = Objects(self._document, self._nodes)
+        shape, asked = objects.shape(), objects.asks_of_names()
+        if asked.nodes:
+            for name in shape.properties:
+                if not all(self._document.holds(node, name) for node in asked.nodes):
+                    shape.properties[name] = NOTHING
+            place = self._nodes[0][0].place
+            shape = with_names(shape, [] if asked.is_nothing() else self._names(asked, place), place)
+        return shape
+
+    def _item(self, index: int | None) -> Conj:
+        """What holds for the item at ``index``, or for those behind all that have a place of their own."""
+        nodes = []
+        for node, found in self._nodes:
+            places = found.get("prefixItems", ())
+            if index is not None and index < len(places):
+                key = "prefixItems" if isinstance(node.schema, dict) and "prefixItems" in node.schema else "items"
+                nodes.append(self._document.child(node, places[index], key, index))
+            elif "items" in found:
+                assert isinstance(node.schema, dict)
+                key = "additionalItems" if isinstance(node.schema.get("items"), list) else "items"
+                nodes.append(self._document.child(node, found["items"], key))
+        return Conj(*nodes) if nodes else ANYTHING
+
+    def _refuse_excluded(self, excluded: list[Any], kind: type) -> None:
+        if any(isinstance(value, kind) for value in excluded):
+            raise Unheld(f"{self._nodes[0][0].place}/not", "a list or an object is not held as what must not be")
+
+
+def exact(value: Any) -> bool:
+    """Whether the engine reads a literal as it stands."""
+    if isinstance(value, dict):
+        return all(map(exact, value.values()))
+    if isinstance(value, list):
+        return all(map(exact, value))
+    if isinstance(value, float):
+        return math.isfinite(value) and abs(value) <= LARGEST_EXACT
+    return not isinstance(value, int) or abs(value) <= LARGEST_EXACT
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def excludes_only(found: dict[str, Any]) -> bool:
+    """Whether the schema under a ``not`` does no more than list values, or asks for an integer."""
+    return len(found) == 1 and ("const" in found or "enum" in found or found.get("type") == "integer")
+
+
+def _excluded(found: dict[str, Any]) -> list[Any]:
+    inner = found.get("not")
+    if not isinstance(inner, dict) or "type" in inner:
+        return []
+    return [inner["const"]] if "const" in inner else list(inner["enum"])
+
+
+def _fraction(value: int | float) -> Fraction:
+    return Fraction(json.dumps(value))
+
+
+def _count(value: int | float) -> int:
+    return int(value)
+
+
+def _least(one: int | None, other: int) -> int:
+    return other if one is None else min(one, other)

@@ -1,0 +1,37 @@
+"""Texts drawn from the rows of a grammar, for tests that hold them against what the grammar stands for."""
+
+import json
+import random
+
+import numpy as np
+
+from tandemrt.runtime.grammars.schema.emit import enforceable
+from tests.plain.constraints import STOP, WORDS, compiler, spell, tokens_in
+
+
+def write(grammar, chance: random.Random, limit: int = 250) -> bytes | None:
+    """A text drawn from the rows of a grammar, quick to close what is open; None if it grew too long."""
+    matcher, row, text = grammar.matcher(), np.empty(WORDS, np.int32), []
+    while len(text) < limit:
+        matcher.fill(row)
+        legal = sorted(token for token in tokens_in(row) if token < 256 or token == STOP)
+        assert legal, "a grammar must not run dry"
+        if STOP in legal and (legal == [STOP] or chance.random() < 0.5):
+            return bytes(text)
+        legal = [token for token in legal if token != STOP]
+        closing = [token for token in legal if token in b'"}]']
+        readable = [token for token in legal if 0x20 <= token < 0x7F and token != 0x5C]
+        luck = chance.random()
+        token = chance.choice(closing if closing and luck < 0.3 else readable if readable and luck < 0.95 else legal)
+        assert matcher.accept(token)
+        text.append(token)
+    return None
+
+
+def takes(grammar, text: str | bytes) -> bool:
+    matcher = grammar.matcher()
+    return all(map(matcher.accept, spell(text))) and matcher.accept(STOP)
+
+
+def grammar_of(schema, any_whitespace=False):
+    return compiler().compile("json", json.dumps(enforceable(schema)), any_whitespace=any_whitespace)

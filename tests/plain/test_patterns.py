@@ -1,0 +1,251 @@
+"""Regular expressions and formats: what is written for the engine matches the very texts that ECMA-262 means."""
+
+import base64
+import datetime
+import ipaddress
+import itertools
+import json
+import random
+import re
+import urllib.parse
+import uuid
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.schema.formats import PATTERNS
+from tests.plain.constraints import STOP, compiled, spell
+from tests.plain.drawing import grammar_of, takes, write
+
+# Patterns and formats.
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        (r"\bword", r"the escape \\b"),
+        (r"(a)\1", r"the escape \\1"),
+        (r"\p{Script=Greek}", r"the escape \\p"),
+        (r"\ud800", "half a character"),
+        ("a(?!b)", r"the group \(\?!"),
+        ("(?<=a)b", r"the group \(\?<"),
+        ("(?i:a)", r"the group \(\?i"),
+        ("a{1,3}+", r"the repetition \{1,3\}\+"),
+        ("a++", r"the repetition \+\+"),
+        ("*a", r"the repetition \* of nothing"),
+        ("a^b", "an anchor inside"),
+        ("a$b", "an anchor inside"),
+        ("(^a)*b", "an anchor inside"),
+        ("(a", "a missing closing parenthesis"),
+        ("[a", "a missing closing bracket"),
+        ("a)", "a parenthesis that nothing opened"),
+        ("[]", "a class of no character"),
+        ("(" * 65 + "a" + ")" * 65, "within more than 64 others"),
+    ],
+)
+def test_what_is_not_held_in_a_pattern_is_named(pattern, reason):
+    with pytest.raises(patterns.Unreadable, match=reason):
+        patterns.whole(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^a|^b$",
+        "",
+        "^[ -~]+$",
+        r'^[^"\\]{1,8}$',
+        r"^\d+\.\d{2}$",
+        r"^[\d\-x]\/$",
+        "^(?:a|b)*?c$",
+        "^[à-é]$",
+        r"[\]a^-]",
+        r"^\S+$",
+        r"^[^\s\d]+$",
+        r"^(a|ab|c)$",
+        r"(^a|^b)c$",
+        r'^"\\n\n$',
+        r"^\ud83d\ude00$",
+        r"[^\W]",
+    ],
+)
+def test_a_pattern_writes_only_strings_that_match(pattern):
+    grammar, chance = grammar_of({"type": "string", "pattern": pattern}), random.Random(0)
+    texts = [text for _ in range(40) if (text := write(grammar, chance)) is not None]
+    assert len(texts) > 20
+    readable = pattern.replace(r"\ud83d\ude00", "😀")
+    for text in texts:
+        assert re.search(readable, json.loads(text), re.ASCII)
+
+
+atoms = st.sampled_from(["a", "b", "[ab]", r"\d", '"', "a+", "b*", '"?', "[^b]", '[^"]', r"[^\\]", r"\\", ".", r"\W"])
+expressions = st.recursive(
+    atoms,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=2, max_size=3).map("".join),
+        st.tuples(inner, inner).map(lambda pair: f"({pair[0]}|{pair[1]})"),
+        st.tuples(inner, st.sampled_from(["?", "?", "*", "+", "{1,2}", "{2}", "{0,2}?", "{1,}"])).map(
+            lambda p: f"(?:{p[0]}){p[1]}"
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+def strings_of(matcher):
+    """Every string of up to three letters that the grammar of a JSON string takes."""
+    found, spelled = (
+        set(),
+        {"a": b"a", "b": b"b", "0": b"0", '"': b'\\"', "\\": b"\\\\", "\n": b"\\n", "é": "é".encode()},
+    )
+
+    def explore(text):
+        if matcher.accept(34):
+            if matcher.accept(STOP):
+                found.add(text)
+                matcher.rollback(1)
+            matcher.rollback(1)
+        for letter, spelling in spelled.items() if len(text) < 3 else ():
+            count = 0
+            while count < len(spelling) and matcher.accept(spelling[count]):
+                count += 1
+            if count == len(spelling):
+                explore(text + letter)
+            matcher.rollback(count)
+
+    assert matcher.accept(34)
+    explore("")
+    return found, ["".join(letters) for length in range(4) for letters in itertools.product(spelled, repeat=length)]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(pattern=expressions, begin=st.sampled_from(["", "^"]), end=st.sampled_from(["", "$"]))
+def test_a_pattern_is_found_in_the_very_strings_that_python_finds_it_in(pattern, begin, end):
+    pattern = begin + (f"(?:{pattern})" if begin or end else pattern) + end
+    found, strings = strings_of(grammar_of({"type": "string", "pattern": pattern}).matcher())
+    assert found == {text for text in strings if re.search(pattern.replace("$", r"\Z"), text, re.ASCII)}
+
+
+@pytest.mark.parametrize("words", [["a"], ["a", "ab", "b"], [""], ["", "a"], ['"', "a\\"], ["é", "e\n"]])
+def test_every_text_but_some_words(words):
+    strings = ["".join(letters) for length in range(4) for letters in itertools.product('abe"\\\né', repeat=length)]
+    written = patterns.other_than(words)
+    assert {text for text in strings if not patterns.matches(written, text)} == {w for w in words if w in strings}
+    grammar = grammar_of({"type": "string", "not": {"enum": words}})
+    for text in strings[:60] + words:
+        assert takes(grammar, json.dumps(text, ensure_ascii=False)) == (text not in words)
+
+
+@pytest.mark.parametrize("pattern", ["[a-c]+", r"\d{2}:\d{2}", '"[^"]*"', r"a\n\tb", "yes|no", ".{1,3}"])
+def test_a_regex_of_its_own_writes_only_full_matches(pattern):
+    chance = random.Random(0)
+    for _ in range(30):
+        text = write(compiled("regex", patterns.full(pattern)), chance)
+        assert text is None or re.fullmatch(pattern, text.decode())
+
+
+def uri(text):
+    parts = urllib.parse.urlsplit(text)
+    assert (re.fullmatch(r"[!-~]*", text) and parts.port is None) or parts.port >= 0
+    return parts
+
+
+def uri_of_a_scheme(text):
+    assert uri(text).scheme
+    return text
+
+
+def duration(text):
+    pattern = r"P(?=.)(\d+Y)?(\d+M)?(\d+W)?(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+S)?)?"
+    return re.fullmatch(pattern, text).group()
+
+
+def pointer(text):
+    return re.fullmatch(r"(/([^/~]|~0|~1)*)*", text, re.DOTALL).group()
+
+
+def hostname(text):
+    assert len(text) <= 253
+    return [re.fullmatch(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)", label).group() for label in text.split(".")]
+
+
+ORACLES = {
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "date-time": datetime.datetime.fromisoformat,
+    "ipv4": ipaddress.IPv4Address,
+    "uuid": uuid.UUID,
+    "duration": duration,
+    "hostname": hostname,
+    "idn-hostname": hostname,
+    "ipv6": ipaddress.IPv6Address,
+    "uri": uri_of_a_scheme,
+    "url": uri_of_a_scheme,
+    "iri": uri_of_a_scheme,
+    "uri-reference": uri,
+    "iri-reference": uri,
+    "json-pointer": pointer,
+    "relative-json-pointer": lambda text: re.fullmatch(r"(0|[1-9]\d*)(#|(?s:/.*)?)", text).group(),
+    "base64": lambda text: base64.b64decode(text, validate=True),
+    "base64url": lambda text: base64.urlsafe_b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4)),
+    "idn-email": lambda text: ORACLES["email"](text),
+    "email": lambda text: re.fullmatch(r"[^@\s.]+(\.[^@\s.]+)*@[^@\s.]+(\.[^@\s.]+)+", text).group(),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PATTERNS))
+def test_every_text_of_a_format_is_read_by_its_standard_reader(name):
+    grammar, chance = grammar_of({"type": "string", "format": name}), random.Random(1)
+    for _ in range(60):
+        text = write(grammar, chance)
+        assert text is None or ORACLES[name](json.loads(text)) is not None
+
+
+def taken_endings(matcher, endings):
+    """Which of the strings the grammar takes from here on, as the rest of a JSON string."""
+    taken = set()
+    for ending in endings:
+        count = 0
+        for token in [*spell(ending), 34, STOP]:
+            if not matcher.accept(token):
+                break
+            count += 1
+        else:
+            taken.add(ending)
+        matcher.rollback(count)
+    return taken
+
+
+def format_grammar(name, begun):
+    matcher = grammar_of({"type": "string", "format": name}).matcher()
+    assert all(map(matcher.accept, spell('"' + begun)))
+    return matcher
+
+
+@pytest.mark.parametrize("year", [1000, 1896, 1900, 1999, 2000, 2001, 2004, 2100, 2400, 2999])
+def test_dates_are_those_of_the_calendar(year):
+    days = {f"-{month:02}-{day:02}" for month in range(14) for day in range(33)}
+    first = datetime.date(year, 1, 1)
+    known = {(first + datetime.timedelta(day)).isoformat() for day in range(366)}
+    assert taken_endings(format_grammar("date", str(year)), days) == {day for day in days if f"{year}{day}" in known}
+
+
+def test_times_are_those_of_a_day():
+    pairs = [f"{pair:02}" for pair in range(100)]
+    assert taken_endings(format_grammar("time", ""), [f"{hour}:30:00Z" for hour in pairs]) == {
+        f"{hour}:30:00Z" for hour in pairs[:24]
+    }
+    assert taken_endings(format_grammar("time", "23:"), [f"{part}:00Z" for part in pairs]) == {
+        f"{part}:00Z" for part in pairs[:60]
+    }
+    endings = ["", "Z", ".5Z", "5Z", ".Z", ".1234567Z", "+23:59", "+24:00", "-00:60", "+1:00", "z"]
+    assert taken_endings(format_grammar("time", "23:59:59"), endings) == {"Z", ".5Z", "+23:59"}
+
+
+@pytest.mark.parametrize("begun", ["", "1.", "1.255.", "0.0.10."])
+def test_parts_of_an_address_are_bytes_without_leading_zeros(begun):
+    rest = ".1" * (3 - begun.count("."))
+    parts = [str(part) + rest for part in range(1000)] + [f"0{part}{rest}" for part in range(100)]
+    assert taken_endings(format_grammar("ipv4", begun), parts) == {f"{part}{rest}" for part in range(256)}

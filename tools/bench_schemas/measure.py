@@ -1,0 +1,141 @@
+"""Measures: what is admitted and sound, and what masks and windows cost over a vocabulary of 128,000 tokens."""
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import numpy as np
+
+from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.vocabulary import Vocabulary
+from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
+from tandemrt.runtime.grammars.schema.emit import enforceable
+from tools.bench_schemas.sources import Case
+from tools.bench_schemas.walk import Walk
+
+BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), frozenset([256]), 257)
+STOP = 256
+WINDOW = 6  # rows
+_QUICK = 0.3  # chance to close what is open, so that drawn texts end
+
+
+def judged(cases: Sequence[Case]) -> Counter[str]:
+    """How many schemas are admitted, and how many of their instances are taken, by what their authors say of them."""
+    compiler = GrammarCompiler(BYTES, [STOP])
+    found: Counter[str] = Counter()
+    for case in cases:
+        found["schemas"] += 1
+        try:
+            schema = enforceable(case.schema)
+            grammar = compiler.compile("json", json.dumps(schema))
+        except BadRequest:
+            found["refused"] += 1
+            continue
+        found["admitted"] += 1
+        walk = Walk(grammar.matcher(), schema, STOP)
+        wrong = False
+        for value, valid in case.instances:
+            taken = walk.takes(value, whole_numbers=valid)
+            found["valid" if valid else "invalid"] += 1
+            found["valid taken" if valid else "invalid taken"] += taken
+            wrong |= taken and not valid
+        found["unsound"] += wrong
+    return found
+
+
+def drawn(schema: dict[str, Any], count: int, seed: int) -> int | None:
+    """How many of ``count`` texts drawn from a schema's grammar break it, by jsonschema; None if it is refused."""
+    try:
+        grammar = GrammarCompiler(BYTES, [STOP]).compile("json", json.dumps(enforceable(schema)), any_whitespace=False)
+    except BadRequest:
+        return None
+    validator, chance = jsonschema.Draft202012Validator(schema), random.Random(seed)
+    texts = (_text(grammar.matcher(), chance) for _ in range(count))
+    return sum(text is not None and not validator.is_valid(json.loads(text)) for text in texts)
+
+
+def compile_times(schemas: Sequence[Any]) -> list[float]:
+    """Milliseconds from a schema to its grammar over bytes, for those that are admitted."""
+    compiler, times = GrammarCompiler(BYTES, [STOP]), []
+    compiler.compile("json", "{}")
+    for schema in schemas:
+        begin = time.perf_counter()
+        try:
+            compiler.compile("json", json.dumps(enforceable(schema)))
+        except BadRequest:
+            continue
+        times.append(1e3 * (time.perf_counter() - begin))
+    return times
+
+
+def row_times(
+    grammar: CompiledGrammar, vocabulary: Vocabulary, texts: Sequence[bytes]
+) -> tuple[list[float], list[float]]:
+    """Microseconds of each row along texts, and of each window of rows with its way back."""
+    rows, windows = [], []
+    row = np.empty((len(vocabulary.tokens) + 31) // 32, np.int32)
+    for text in texts:
+        matcher, tokens = grammar.matcher(), vocabulary.longest_first(text)
+        for at, token in enumerate(tokens):
+            begin = time.perf_counter()
+            matcher.fill(row)
+            rows.append(1e6 * (time.perf_counter() - begin))
+            windows.append(1e6 * _window(matcher, row, tokens[at : at + WINDOW - 1]))
+            assert matcher.accept(token)
+    return rows, windows
+
+
+def words(count: int, seed: int = 0) -> Vocabulary:
+    """Bytes, what JSON is punctuated with, and words of two to nine letters, with and without a space before."""
+    chance = random.Random(seed)
+    tokens = dict.fromkeys([*(bytes([byte]) for byte in range(256)), b'{"', b'":', b'", "', b'"}', b"true", b"false"])
+    while len(tokens) < count:
+        letters = bytes(chance.choices(b"etaoinshrdlucmfwypvbgkjqxz", k=chance.randint(2, 9)))
+        tokens[b" " * chance.randint(0, 1) + letters] = None
+    return Vocabulary((*tokens, b""), frozenset([count]), count + 1)
+
+
+def text_of(schema: Any, seed: int) -> bytes:
+    """A text drawn from a schema's grammar."""
+    grammar = GrammarCompiler(BYTES, [STOP]).compile("json", json.dumps(enforceable(schema)), any_whitespace=False)
+    chance = random.Random(seed)
+    return next(text for _ in range(1000) if (text := _text(grammar.matcher(), chance)) is not None)
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
+
+
+def _window(matcher: Grammar, row: np.ndarray, draft: Sequence[int]) -> float:
+    begin = time.perf_counter()
+    taken = 0
+    matcher.fill(row)
+    for token in draft:
+        if not matcher.accept(token):
+            break
+        taken += 1
+        matcher.fill(row)
+    matcher.rollback(taken)
+    return time.perf_counter() - begin
+
+
+def _text(matcher: Grammar, chance: random.Random, limit: int = 6000) -> bytes | None:
+    row, text = np.empty(9, np.int32), bytearray()
+    while len(text) < limit:
+        matcher.fill(row)
+        legal = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+        if STOP in legal and (len(legal) == 1 or chance.random() < 0.5):
+            return bytes(text)
+        legal = [token for token in legal if token != STOP]
+        closing = [token for token in legal if token in b'"}]']
+        plain = [token for token in legal if 0x20 <= token < 0x7F and token != 0x5C]
+        token = chance.choice(closing if closing and chance.random() < _QUICK else plain or legal)
+        assert matcher.accept(token)
+        text.append(token)
+    return None

@@ -1,0 +1,78 @@
+"""Reads collections of schemas with instances from a folder that the user has; nothing of them is in this project."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schema, and instances with what its authors say of each."""
+
+    name: str
+    schema: Any
+    instances: tuple[tuple[Any, bool], ...]
+
+
+def collections(folder: Path) -> dict[str, list[Case]]:
+    """The cases of every collection found in ``folder``, by the collection's name.
+
+    Known are MaskBench (files with ``schema`` and ``tests``), JSON-Schema-Test-Suite (``tests/draft*``) and SchemaStore
+    (``src/schemas/json`` with ``src/test`` and ``src/negative_test``).
+    """
+    found: dict[str, list[Case]] = {}
+    for place in sorted(folder.rglob("maskbench/data")):
+        found["MaskBench"] = list(_maskbench(place))
+    for place in sorted(folder.rglob("tests/draft*")):
+        if place.name in ("draft2020-12", "draft2019-09", "draft7", "draft6", "draft4"):
+            found[f"suite {place.name}"] = list(_suite(place))
+    for place in sorted(folder.rglob("src/schemas/json")):
+        found["SchemaStore"] = list(_schemastore(place))
+    return found
+
+
+def _maskbench(folder: Path) -> Iterator[Case]:
+    for file in sorted(folder.glob("*.json")):
+        value = _load(file)
+        if isinstance(value, dict) and "schema" in value:
+            tests = tuple((test["data"], bool(test["valid"])) for test in value.get("tests", ()))
+            yield Case(file.stem, value["schema"], tests)
+
+
+def _suite(folder: Path) -> Iterator[Case]:
+    dialect = {"draft7": "http://json-schema.org/draft-07/schema#", "draft6": "http://json-schema.org/draft-06/schema#"}
+    dialect["draft4"] = "http://json-schema.org/draft-04/schema#"
+    for file in sorted(folder.glob("*.json")):
+        for index, group in enumerate(_load(file)):
+            schema = group["schema"]
+            if isinstance(schema, dict) and folder.name in dialect:
+                schema = {"$schema": dialect[folder.name], **schema}
+            tests = tuple((test["data"], bool(test["valid"])) for test in group["tests"])
+            yield Case(f"{file.stem} {index} {group['description']}", schema, tests)
+
+
+def _schemastore(folder: Path) -> Iterator[Case]:
+    root = folder.parents[2]
+    for file in sorted(folder.glob("*.json")):
+        schema = _load(file)
+        if schema is None:
+            continue
+        tests = [(value, True) for value in _instances(root / "src/test" / file.stem)]
+        wrong = [(value, False) for value in _instances(root / "src/negative_test" / file.stem)]
+        yield Case(file.stem, schema, tuple(tests + wrong))
+
+
+def _instances(folder: Path) -> Iterator[Any]:
+    for file in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        value = _load(file)
+        if value is not None:
+            yield value
+
+
+def _load(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8-sig"))
+    except ValueError:
+        return None
