@@ -27,6 +27,7 @@ from tandemrt.runtime.serve.streaming import EventStream
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_QUICK = 16 << 10  # bytes of a body that are read in no time, on the event loop
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,13 @@ async def _answer(
     max_body: int,
 ) -> Response:
     body = await bodies.read(request, max_body)
-    ask = await run_in_threadpool(lambda: read(read_json(body)))
+    await _require_client(request)  # who has hung up meanwhile costs no more than this
+    ask = await run_in_threadpool(lambda: read(read_json(body))) if len(body) > _QUICK else read(read_json(body))
     name, llm = models.find(ask.model)
     client = ask.user or (request.client.host if request.client else "")
     reply = Reply(llm, ask, request.app.state.mail, client=client)
     try:
+        await _require_client(request)
         await reply.start()
         if ask.stream:
             # Only with the first piece is the status known: what fails before it is an error, not a stream.
@@ -121,6 +124,11 @@ async def _answer(
     except BaseException:
         reply.cancel()
         raise
+
+
+async def _require_client(request: Request) -> None:
+    if await request.is_disconnected():
+        raise errors.Gone("the client closed the connection")
 
 
 async def _unless_gone(request: Request, waiting: Coroutine[Any, Any, T]) -> T:
