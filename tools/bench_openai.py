@@ -34,7 +34,7 @@ def main(
 ) -> None:
     """Answer held-out sentences through the Python API and through the server, and compare."""
     examples = held_out(requests)
-    with server(bundle, threads, concurrency) as port, LLM(bundle, threads=threads) as llm:
+    with server(bundle, threads, concurrency) as (port, _), LLM(bundle, threads=threads) as llm:
         ways: dict[str, Callable[[], Measured]] = {
             "Python API": lambda: python_api(llm, examples),
             "HTTP": lambda: _served(port, examples, concurrency, stream=False),
@@ -47,8 +47,8 @@ def main(
 
 
 @contextmanager
-def server(bundle: Path, threads: int | None, clients: int) -> Iterator[int]:
-    """Run ``tandemrt serve`` in a process of its own, on the port that is given."""
+def server(bundle: Path, threads: int | None, clients: int) -> Iterator[tuple[int, int]]:
+    """Run ``tandemrt serve`` in a process of its own; gives its port and the id of the process."""
     command = [sys.executable, "-c", "from tandemrt.cli import main; main()", "serve", str(bundle), "--port", "0"]
     command += ["--queue-limit", str(max(clients, 256))] + ([] if threads is None else ["--threads", str(threads)])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -57,7 +57,7 @@ def server(bundle: Path, threads: int | None, clients: int) -> Iterator[int]:
             found = re.search(r":(\d+)/v1", process.stdout.readline())
             if found is None:
                 raise typer.Exit(1)
-            yield int(found[1])
+            yield int(found[1]), process.pid
         finally:
             process.terminate()
 
