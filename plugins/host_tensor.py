@@ -211,8 +211,10 @@ class HostTensor:
 
 
 def array_of(value: Any) -> Any:
-    """The array behind a HostTensor, or what numpy makes of another value."""
-    return value.numpy() if isinstance(value, HostTensor) else value
+    """The array behind a HostTensor, that of a tensor of torch on a CPU, or another value as it is."""
+    if isinstance(value, HostTensor):
+        return value.numpy()
+    return np.asarray(value) if hasattr(value, "__array__") else value
 
 
 def zeros(*shape: Any, dtype: str = "torch.float32") -> HostTensor:

@@ -1,5 +1,6 @@
 """A round is made first, its stages follow a timetable, and prompts go into the caches a chunk a round."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,8 @@ class FakeTandem:
         )
         self.state = SlotState(SLOTS, CPU)
         self.runs = None
+        # Not of a CPU, whose prompts come one by one (prompt_rows).
+        self.engines = {"target": SimpleNamespace(contract=SimpleNamespace(inputs=()), device=torch.device("meta"))}
         self.prefilled: list[tuple[int, list[int], list[list[int]]]] = []
 
     def prefill(self, slot: int, tokens: torch.Tensor) -> None:

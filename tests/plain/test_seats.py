@@ -77,12 +77,11 @@ class SeatsModel(RuleBasedStateMachine):
         self.scheduler = Scheduler(SLOTS, 1)
         self.drafter = NgramDrafter(buffers, window=WINDOW, shortest=1, longest=2)
         tandem: Any = SimpleNamespace(state=self.state, buffers=buffers)
-        prompts = Prompts(tandem, self.drafter, Metrics(), chunk=16)
+        prompts = Prompts(tandem, self.drafter, Metrics(), chunk=16, chunk_beside=16)
         self.all = [self.table, self.scheduler, self.state, prompts, self.drafter]
         self.faults: list[tuple[Any, str]] = []
         room, *listeners = [Fragile(each, self.faults) for each in self.all]
         self.slots = Slots(SLOTS, room, listeners, window=WINDOW)
-        self.tokens = buffers.prompts
         self.running: list[Running] = []  # in the order in which they joined
         self.began: dict[Running, list[int]] = {}  # with which tokens they joined
         self.gone: list[Waiting] = []  # found no memory to grow
@@ -194,7 +193,6 @@ class SeatsModel(RuleBasedStateMachine):
                 assert len(set(blocks)) >= self.needed(began, running.request)
                 assert place == [at, at + 1, running.request.params.temperature]
                 assert newest[slot] == [began[max(0, at - 1)], began[at]]
-                assert self.tokens[slot, : len(began)].tolist() == began
             else:
                 assert blocks == []
                 assert place == [0, 0, 0]
