@@ -18,15 +18,21 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._compiled: jinja2.Template | None = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt of ``messages``. Raises what the template raises."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt of ``messages``, with ``tools`` to call. Raises what the template raises."""
         if self._compiled is None:
             from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
 
             self._compiled = environment().from_string(self._source)
         return self._compiled.render(
             messages=[_message(each) for each in messages],
-            tools=None,
+            tools=[_plain(each) for each in tools] or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self._variables,

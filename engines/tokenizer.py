@@ -49,13 +49,19 @@ class Tokenizer:
         found: int | None = self.backend.token_to_id(token)
         return found
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt that asks for an answer to ``messages``. Raises BadRequest, or what the template raises."""
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """The prompt that asks for an answer to ``messages``. Raises BadRequest, or what the template raises.
+
+        ``tools`` describe functions to call; a template named tool_use comes first then.
+        """
         if not messages:
             raise BadRequest("prompt: must hold at least one message, received []")
         if "default" not in self._chat:
             raise BadRequest(f"prompt: needs a chat template named default, there are {quoted(sorted(self._chat))}")
-        return self._chat["default"].render(messages)
+        name = "tool_use" if tools and "tool_use" in self._chat else "default"
+        return self._chat[name].render(messages, tools=tools)
 
 
 def open_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, Vocabulary]:

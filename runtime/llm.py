@@ -168,6 +168,11 @@ class LLM:
         return self._metrics
 
     @property
+    def closed(self) -> bool:
+        """Whether no request is taken any more: it was closed, or its loop has died."""
+        return self._scheduler.closed
+
+    @property
     def waiting(self) -> int:
         """Requests in the queue."""
         return self._scheduler.waiting

@@ -57,14 +57,27 @@ def main(
     examples = held_out(requests)
     with _server(bundle, threads, concurrency) as server, LLM(bundle, threads=threads) as llm:
         ways: dict[str, Callable[[], Measured]] = {
-            "Python API": lambda: _python(llm, examples),
+            "Python API": lambda: python_api(llm, examples),
             "HTTP generate": lambda: _served(server, examples, concurrency, stream=False),
             "HTTP stream": lambda: _served(server, examples, concurrency, stream=True),
         }
         for run in ways.values():  # the first run compiles grammars
             run()
         runs = [{name: run() for name, run in ways.items()} for _ in range(repeats)]  # in turn: the machine may change
-    rows = {name: min((each[name] for each in runs), key=lambda measured: measured.seconds) for name in ways}
+    report(runs, requests, concurrency, out)
+
+
+@contextmanager
+def _server(bundle: Path, threads: int | None, clients: int) -> Iterator[TritonServer]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Bundle.open(bundle), Path(folder), name=MODEL, threads=threads, queue_limit=max(clients, 256))
+        with TritonServer(Path(folder)) as server:
+            yield server
+
+
+def report(runs: list[dict[str, Measured]], requests: int, concurrency: int, out: Path | None) -> None:
+    """Show the best run of each way beside the Python API's, and write it to ``out``."""
+    rows = {name: min((each[name] for each in runs), key=lambda measured: measured.seconds) for name in runs[0]}
     python = rows["Python API"]
     console = Console()
     table = Table("", "tokens/s", "requests/s", "ratio", "errors", "same text", show_edge=False)
@@ -79,21 +92,14 @@ def main(
             f"{same} of {requests}",
         )
     console.print(table)
-    console.print(f"{requests} requests, {concurrency} clients at once, best of {repeats}")
+    console.print(f"{requests} requests, {concurrency} clients at once, best of {len(runs)}")
     if out is not None:
         figures = {name: {**asdict(way), "tokens_per_second": way.tokens_per_second} for name, way in rows.items()}
         out.write_text(json.dumps({"requests": requests, "concurrency": concurrency, **figures}, indent=2) + "\n")
 
 
-@contextmanager
-def _server(bundle: Path, threads: int | None, clients: int) -> Iterator[TritonServer]:
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Bundle.open(bundle), Path(folder), name=MODEL, threads=threads, queue_limit=max(clients, 256))
-        with TritonServer(Path(folder)) as server:
-            yield server
-
-
-def _python(llm: LLM, examples: list[Example]) -> Measured:
+def python_api(llm: LLM, examples: list[Example]) -> Measured:
+    """Answer all sentences with one call of ``generate``."""
     params = [SamplingParams(temperature=0.0, structured_outputs=StructuredOutputs(json=e.schema)) for e in examples]
     prompts: list[Any] = [example.prompt_messages() for example in examples]
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The commands around a bundle that exists: run, bench, doctor."""
+"""The commands around a bundle that exists: run, bench, serve, doctor."""
 
 import json
 import os
@@ -18,6 +18,7 @@ from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.options import OpeningOptions, RuntimeOptions
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
+from tandemrt.runtime.cli.serve import serve
 
 if TYPE_CHECKING:
     from tandemrt.runtime.cli.bench import Comparison
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the one application."""
     app.command()(run)
     app.command()(bench)
+    app.command()(serve)
     app.command()(doctor)
 
 

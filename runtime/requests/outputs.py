@@ -75,6 +75,7 @@ class RequestOutput:
     stop_reason: str | int | None  # the stop string or stop token that ended the text
     seed: int
     speculation: Speculation
+    reasoning_tokens: int = 0  # of token_ids, markers not counted
     forced_ends: int = 0  # how often a thinking budget closed the reasoning
     num_cached_tokens: int = 0  # tokens of the prompt that were in the caches when it came, and were not computed again
     error: str | None = None

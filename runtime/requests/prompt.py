@@ -1,13 +1,29 @@
 """What may be given as a prompt, and the token ids it comes to."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Chat messages with what else the tokenizer's template is told.
+
+    Attributes:
+        messages: objects with role and content.
+        tools: the functions that the model may call, as OpenAI's clients describe them; a template may ignore them.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+Prompt = str | Sequence[int] | Sequence[Message] | Chat
 
 
 def is_batch(prompts: Any) -> bool:
@@ -16,7 +32,7 @@ def is_batch(prompts: Any) -> bool:
         isinstance(prompts, Sequence)
         and len(prompts) > 0
         and not isinstance(prompts, str)
-        and isinstance(prompts[0], str | list | tuple)
+        and isinstance(prompts[0], str | list | tuple | Chat)
     )
 
 
@@ -42,10 +58,12 @@ def token_ids(prompt: Prompt, tokenizer: Tokenizer, *, valid_tokens: int, limit:
 def _encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
         return _encode_text(prompt, tokenizer)
+    if isinstance(prompt, Chat):
+        return _encode_chat(prompt, tokenizer)
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
         items: list[Any] = list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
-            return _encode_chat(items, tokenizer)
+            return _encode_chat(Chat(items), tokenizer)
         if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
             return [int(item) for item in items]
     raise BadRequest(
@@ -53,14 +71,15 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     )
 
 
-def _encode_chat(messages: list[Any], tokenizer: Tokenizer) -> list[int]:
+def _encode_chat(chat: Chat, tokenizer: Tokenizer) -> list[int]:
+    messages = list(chat.messages)
     if not tokenizer.chat_templates:
         raise BadRequest(
             "prompt: the bundle's tokenizer must have a chat template to take messages, and has none; "
             f"send a text instead (tandemrt run: --raw), received {quoted(messages)}"
         )
     try:
-        text = tokenizer.apply_chat_template(messages)
+        text = tokenizer.apply_chat_template(messages, tools=chat.tools)
     except Exception as error:  # templates raise whatever their author wrote
         raise BadRequest(
             f"prompt: the chat template refused the messages: {clipped(error)}; received {quoted(messages)}"

@@ -102,6 +102,7 @@ class Request:
         *,
         text: str = "",
         reasoning: str = "",
+        reasoning_tokens: int = 0,
         token_ids: Sequence[int] = (),
         stop_reason: str | int | None = None,
         speculation: Speculation | None = None,
@@ -120,6 +121,7 @@ class Request:
         self.output = RequestOutput(
             text=text,
             reasoning=reasoning,
+            reasoning_tokens=reasoning_tokens,
             token_ids=list(token_ids),
             prompt_token_ids=self.prompt,
             finish_reason=reason,

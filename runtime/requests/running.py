@@ -191,6 +191,7 @@ class Running:
             reason,
             text=self._transcript.text,
             reasoning=self._transcript.reasoning,
+            reasoning_tokens=self._transcript.reasoning_tokens,
             token_ids=self.output_ids,
             stop_reason=stop_reason,
             speculation=self.speculation,

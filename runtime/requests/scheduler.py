@@ -164,6 +164,11 @@ class Scheduler:
             self._taken.pop(slot, None)
 
     @property
+    def closed(self) -> bool:
+        """Whether no request is taken any more: it was closed, or the loop has died."""
+        return self._closed
+
+    @property
     def waiting(self) -> int:
         """Requests in the queue, those included that had to give their slots back."""
         return len(self._preempted) + len(self._waiting)

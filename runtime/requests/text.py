@@ -87,6 +87,7 @@ class Transcript:
         self._include_stop = include_stop
         self._taken = dict.fromkeys(self._sections, 0)
         self.tokens = 0  # tokens that were added, markers included
+        self.reasoning_tokens = 0  # of those, reasoning
 
     @property
     def text(self) -> str:
@@ -112,6 +113,7 @@ class Transcript:
                 self._sections[other].finish()
         for token_id in token_ids:
             self.tokens += 1
+            self.reasoning_tokens += kind == "reasoning"
             section = self._sections.get(kind)  # markers belong to neither text
             if section is not None:
                 section.push(token_id, include_stop=self._include_stop)

@@ -1,26 +1,20 @@
 """Publishes what the runtime counts at the server's ``/metrics``.
 
-Whatever ``Metrics`` holds is published by its type: a number is a counter, a dict a counter with a label, a list a
-counter by position, a ``Histogram`` a histogram. A thread carries the differences over, so the loop pays nothing.
+A thread carries the differences over, so the loop pays nothing.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.histogram import Histogram
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.published import Key, about, counters, histograms
 
-# Of the fields that are dicts:
-_LABELS = {"finished": "reason", "seconds": "verb", "eager_runs": "reason", "device_seconds": "piece"}
 _INTERVAL_S = 0.25
-
-Key = tuple[str, tuple[tuple[str, str], ...]]  # a name and its labels
 
 
 class Publisher:
@@ -34,13 +28,13 @@ class Publisher:
         self._labels = dict(labels)
         self._families: dict[str, Any] = {}
         self._counters: dict[Key, Any] = {}
-        self._sent = dict(_counts(metrics))
+        self._sent = dict(counters(metrics))
         for key in self._sent:
             self._counter(key)
         self._gauges = [(self._metric("GAUGE", f"tandemrt_{name}"), read) for name, read in gauges.items()]
         self._observed: SimpleQueue[tuple[Any, float]] = SimpleQueue()
-        for name, histogram in _histograms(metrics):
-            self._listen(f"tandemrt_{name}", histogram)
+        for name, histogram in histograms(metrics):
+            self._listen(name, histogram)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tandemrt-metrics", daemon=True)
         self._thread.start()
@@ -49,7 +43,7 @@ class Publisher:
         """Publish what is left, then take the metrics back: they end with the model."""
         self._stop.set()
         self._thread.join()
-        for _, histogram in _histograms(self._metrics):
+        for _, histogram in histograms(self._metrics):
             histogram.listener = None
         self._counters.clear()  # a metric must go before its family
         self._gauges.clear()
@@ -61,7 +55,7 @@ class Publisher:
         self._publish()
 
     def _publish(self) -> None:
-        for key, value in _counts(self._metrics):
+        for key, value in counters(self._metrics):
             # Kept tokens fall where a stop string cuts off what might have become a marker; a counter never does.
             if value > self._sent.get(key, 0):
                 self._counter(key).increment(value - self._sent.get(key, 0))
@@ -87,25 +81,5 @@ class Publisher:
 
     def _metric(self, kind: str, name: str, labels: Mapping[str, str] | None = None, **arguments: Any) -> Any:
         if name not in self._families:
-            about = f"TandemRT's runtime: {name.removeprefix('tandemrt_').removesuffix('_total').replace('_', ' ')}"
-            self._families[name] = pb_utils.MetricFamily(name, about, getattr(pb_utils.MetricFamily, kind))
+            self._families[name] = pb_utils.MetricFamily(name, about(name), getattr(pb_utils.MetricFamily, kind))
         return self._families[name].Metric(labels=self._labels | dict(labels or {}), **arguments)
-
-
-def _counts(metrics: Metrics) -> Iterator[tuple[Key, float]]:
-    """Every counter of ``metrics`` and where it stands."""
-    for field in fields(metrics):
-        name, value = f"tandemrt_{field.name}_total", getattr(metrics, field.name)
-        if isinstance(value, int | float):
-            yield (name, ()), value
-        elif isinstance(value, dict) and field.name in _LABELS:
-            yield from (((name, ((_LABELS[field.name], key),)), count) for key, count in list(value.items()))
-        elif isinstance(value, list):
-            yield from (((name, (("position", str(at)),)), count) for at, count in enumerate(value, start=1))
-        elif not isinstance(value, Histogram):
-            raise InternalError(f"Metrics.{field.name}: no way is known to publish a {type(value).__name__}")
-
-
-def _histograms(metrics: Metrics) -> Iterator[tuple[str, Histogram]]:
-    values = ((field.name, getattr(metrics, field.name)) for field in fields(metrics))
-    return ((name, value) for name, value in values if isinstance(value, Histogram))

@@ -15,8 +15,8 @@ from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.triton.metrics import Publisher
 from tandemrt.runtime.triton.requests import read_request
 from tandemrt.runtime.triton.responses import Outbox, Reply, refuse
-from tandemrt.runtime.triton.warmup import warm_up
 from tandemrt.runtime.triton.watch import Watch
+from tandemrt.runtime.warmup import warm_up
 
 
 class TritonPythonModel:

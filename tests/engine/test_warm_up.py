@@ -10,7 +10,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
-from tandemrt.runtime.triton.warmup import warm_up
+from tandemrt.runtime.warmup import warm_up
 
 
 def test_every_batch_size_runs_with_and_without_filters(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

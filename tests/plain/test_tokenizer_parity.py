@@ -167,6 +167,19 @@ def test_a_template_renders_the_same_prompt(tmp_path: Path, template: str, chat:
     assert ours.apply_chat_template(CHATS[chat]) == expected
 
 
+@pytest.mark.parametrize("names", [["default"], ["default", "tool_use"]])
+def test_a_template_is_told_of_tools(tmp_path: Path, names: list[str]) -> None:
+    folder = llama_like(tmp_path)
+    file = folder / "tokenizer_config.json"
+    tells = [{"name": name, "template": name + " {{ tools | tojson }} {{ tools is none }}"} for name in names]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": tells}))
+    ours, theirs = both(folder)
+    tool = {"type": "function", "function": {"name": "send", "parameters": {"type": "object", "properties": {}}}}
+    for tools in ([tool], []):
+        expected = theirs.apply_chat_template(CHATS["one"], tools=tools or None, tokenize=False)
+        assert ours.apply_chat_template(CHATS["one"], tools=tools) == expected
+
+
 @pytest.mark.parametrize("where", ["configuration", "list", "dict", "files"])
 def test_a_template_is_found_wherever_it_may_stand(tmp_path: Path, where: str) -> None:
     folder = llama_like(tmp_path)

@@ -1,21 +1,23 @@
 """What is asked, and what happens on the way: drawn from a seed, so that a run can be repeated."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
-from tandemrt.runtime.requests.prompt import Prompt
+from tandemrt.runtime.requests.prompt import Message
 from tools.soak.models import LENGTH, WORDS
 
 Way = Literal["generate", "stream", "listen"]
+Asked = str | Sequence[int] | Sequence[Message]
 
 
 @dataclass(frozen=True)
 class Plan:
     """A request."""
 
-    prompt: Prompt
+    prompt: Asked
     params: SamplingParams
 
 
@@ -108,7 +110,7 @@ def _plan(draw: Random, *, structured: bool) -> Plan:
     length = draw.choice([1, 2, 15, 17, 40])
     ids = [draw.randrange(WORDS) for _ in range(length)]
     chat = [{"role": "user", "content": "".join(draw.choices("etaoin ", k=length))}]
-    prompts: list[Prompt] = [ids, ids, "".join(draw.choices("shrdlu ", k=length)), chat]
+    prompts: list[Asked] = [ids, ids, "".join(draw.choices("shrdlu ", k=length)), chat]
     more = {"structured_outputs": StructuredOutputs(**draw.choice(_STRUCTURES))} if structured else {}
     params = SamplingParams(
         temperature=draw.choice([0.0, 0.7, 1.0, 1.5]),

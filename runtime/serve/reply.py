@@ -1,0 +1,124 @@
+"""From the loop's thread to asyncio: what a request has to say, joined up to the time that somebody takes it."""
+
+import asyncio
+import threading
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+
+from tandemrt.engines.errors import InternalError, TandemError, named
+from tandemrt.runtime.llm import LLM
+from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
+from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.serve.ask import Ask
+from tandemrt.runtime.serve.errors import Cancelled, TimedOut
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that became certain, of ``tokens`` tokens; ``output`` with the last one."""
+
+    text: str
+    reasoning: str
+    tokens: int
+    output: RequestOutput | None
+
+
+class Mail:
+    """Wakes those who wait in an event loop, all of a round with one call from the rounds' thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._told: list[asyncio.Event] = []
+        self._telling = threading.Lock()
+
+    def tell(self, event: asyncio.Event) -> None:
+        """Set ``event``, soon. From any thread. Raises RuntimeError once the event loop is closed."""
+        with self._telling:
+            self._told.append(event)
+            if len(self._told) > 1:
+                return
+        self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        with self._telling:
+            told, self._told = self._told, []
+        for event in told:
+            event.set()
+
+
+class Reply:
+    """One request's way back. A reader that is slow holds nobody up: it finds all that was said in between, once."""
+
+    def __init__(self, llm: LLM, ask: Ask, mail: Mail, *, client: str) -> None:
+        self._llm = llm
+        self._ask = ask
+        self._mail = mail
+        self._client = client
+        self._request: Request | None = None
+        self._left = False
+        self._said: list[StreamOutput] = []
+        self._saying = threading.Lock()
+        self._something = asyncio.Event()
+
+    @property
+    def request(self) -> Request:
+        assert self._request is not None, "asked for before it was submitted"
+        return self._request
+
+    async def start(self) -> None:
+        """Queue the request, off the event loop: a prompt takes time to read. Raises BadRequest or QueueFull."""
+        await run_in_threadpool(self._submit)
+
+    async def next(self) -> Piece:
+        """Wait for what is new. Raises what kept the request from its end."""
+        said: list[StreamOutput] = []
+        while not said:  # woken for what was taken already
+            await self._something.wait()
+            self._something.clear()
+            with self._saying:
+                said, self._said = self._said, []
+        output = said[-1].output
+        if output is not None:
+            self._require_text(output)
+        return Piece(
+            text="".join(item.text for item in said),
+            reasoning="".join(item.reasoning for item in said),
+            tokens=sum(len(item.token_ids) for item in said),
+            output=output,
+        )
+
+    async def whole(self) -> RequestOutput:
+        """Wait for the end. Raises what kept the request from it."""
+        while (output := (await self.next()).output) is None:
+            pass
+        return output
+
+    def cancel(self) -> None:
+        """End the request within a round, also one that is being submitted. Nothing happens if it has finished."""
+        self._left = True
+        if self._request is not None:
+            self._llm.cancel(self._request)
+
+    def _submit(self) -> None:
+        self._request = self._llm.submit(self._ask.prompt, self._ask.params, self._listen, client=self._client)
+        if self._left:
+            self.cancel()
+
+    def _listen(self, item: StreamOutput) -> None:
+        if not self._ask.stream and item.output is None:
+            return
+        with self._saying:
+            self._said.append(item)
+            if len(self._said) > 1:
+                return
+        self._mail.tell(self._something)
+
+    def _require_text(self, output: RequestOutput) -> None:
+        failure = self.request.failure
+        if failure is not None:
+            raise failure if isinstance(failure, TandemError) else InternalError(named(failure))
+        if output.finish_reason == "cancelled":
+            raise Cancelled("the request was cancelled: the server is closing")
+        if output.finish_reason == "timeout" and not output.token_ids:
+            raise TimedOut("timeout_s: the time ran out before the first token; send it again later or allow more")

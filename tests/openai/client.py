@@ -1,0 +1,80 @@
+"""What the tests ask the server with, beside OpenAI's own client: plain HTTP, and a reading of /metrics."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandemrt import LLM
+from tests.waiting import PATIENCE_S
+from tools.demo.corpus import Example, held_out
+
+EXAMPLES = held_out(16)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server: the address that clients take, and the bundle that it has open."""
+
+    url: str
+    llm: LLM
+
+    def connect(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
+
+    def send(
+        self, path: str, body: Any = None, *, method: str | None = None, headers: dict[str, str] | None = None
+    ) -> http.client.HTTPConnection:
+        """Send a request and leave its answer to come; a body that is no bytes is sent as JSON."""
+        connection = self.connect()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method or ("GET" if body is None else "POST"), path, data, headers or {})
+        return connection
+
+    def ask(self, path: str, body: Any = None, **more: Any) -> tuple[int, Any, dict[str, str]]:
+        """Status, answer and headers."""
+        connection = self.send(path, body, **more)
+        try:
+            answer = connection.getresponse()
+            data = answer.read()
+            kind = answer.headers.get("content-type", "")
+            return answer.status, json.loads(data) if "json" in kind else data.decode(), dict(answer.headers)
+        finally:
+            connection.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Every number at /metrics by name, with the label that tells series of a name apart."""
+        _, text, _ = self.ask("/metrics")
+        return {
+            sample.name
+            + "".join(f" {value}" for label, value in sample.labels.items() if label != "model"): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+def events(answer: http.client.HTTPResponse) -> Iterator[Any]:
+    """The events of a stream as they come, up to its end."""
+    for line in answer:
+        if line == b"data: [DONE]\n":
+            return
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])
+    raise EOFError("the stream has no end")
+
+
+def asking(example: Example, **more: Any) -> dict[str, Any]:
+    """The fields that ask for an example's record."""
+    schema = {"type": "json_schema", "json_schema": {"name": example.kind, "schema": example.schema}}
+    return {"model": "demo", "messages": example.prompt_messages(), "response_format": schema, **more}
+
+
+def endless(**more: Any) -> dict[str, Any]:
+    """The fields of a request to /v1/completions that runs to the engine's length."""
+    return {"model": "demo", "prompt": "Please send", "ignore_eos": True, "seed": 1, **more}

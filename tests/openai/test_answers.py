@@ -1,0 +1,174 @@
+"""Answers to OpenAI's own client: the text of the Python API, in OpenAI's shape."""
+
+import asyncio
+import json
+from typing import Any, Literal
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+from tandemrt import LLM, SamplingParams, StructuredOutputs
+from tests.openai.client import EXAMPLES, Served, asking, endless, events
+from tools.demo.corpus import Example
+
+
+def answer_of(llm: LLM, example: Example, **params: Any) -> Any:
+    structured = StructuredOutputs(json=example.schema)
+    return llm.generate(example.prompt_messages(), SamplingParams(structured_outputs=structured, **params))
+
+
+def test_a_chat_is_the_answer_of_the_python_api(client: openai.OpenAI, llm: LLM) -> None:
+    expected = answer_of(llm, EXAMPLES[0], seed=7)
+    answer = client.chat.completions.create(**asking(EXAMPLES[0], seed=7))
+    choice = answer.choices[0]
+    assert choice.message.content == expected.text
+    assert choice.message.reasoning_content == choice.message.reasoning == expected.reasoning != ""
+    assert (choice.finish_reason, choice.seed) == ("stop", 7)
+    assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
+    assert answer.usage.completion_tokens == len(expected.token_ids)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    assert answer.usage.completion_tokens_details.reasoning_tokens == expected.reasoning_tokens > 0
+    assert answer.usage.speculation == expected.speculation.to_json()
+
+
+def test_a_stream_is_the_same_text_in_pieces(client: openai.OpenAI, llm: LLM) -> None:
+    expected = answer_of(llm, EXAMPLES[1], seed=7)
+    stream = client.chat.completions.create(
+        **asking(EXAMPLES[1], seed=7, stream=True, stream_options={"include_usage": True})
+    )
+    *chunks, last = list(stream)
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == expected.text
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == expected.reasoning
+    assert [delta.role for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [*[None] * (len(chunks) - 1), "stop"]
+    assert (last.choices, last.usage.completion_tokens) == ([], len(expected.token_ids))
+    assert len(chunks) > 3
+
+
+def test_every_object_is_one_that_openai_describes(served: Served) -> None:
+    status, body, _ = served.ask("/v1/chat/completions", asking(EXAMPLES[2], seed=1))
+    assert status == 200
+    ChatCompletion.model_validate(body, strict=True)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    connection = served.send("/v1/chat/completions", asking(EXAMPLES[2], seed=1, stream=True, stream_options=options))
+    chunks = list(events(connection.getresponse()))
+    connection.close()
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+    told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert told == sorted(told)
+    assert told[-1] == body["usage"]["completion_tokens"]
+
+
+def test_an_answer_parses_into_a_pydantic_model(client: openai.OpenAI) -> None:
+    class Order(BaseModel):
+        kind: Literal["order"]
+        customer: str
+        currency: Literal["EUR", "USD", "GBP"]
+
+    message = {"role": "user", "content": "Please put 1 pine box at £26.55 on the account of Leo Conti."}
+    answer = client.chat.completions.parse(model="demo", messages=[message], response_format=Order, temperature=0)
+    assert answer.choices[0].message.parsed == Order(kind="order", customer="Leo Conti", currency="GBP")
+
+
+def test_an_async_client_gets_the_same(served: Served, llm: LLM) -> None:
+    expected = answer_of(llm, EXAMPLES[3], seed=5)
+
+    async def ask() -> str:
+        async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+            stream = await client.chat.completions.create(**asking(EXAMPLES[3], seed=5, stream=True))
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    assert asyncio.run(ask()) == expected.text
+
+
+def test_a_text_is_continued(client: openai.OpenAI, llm: LLM) -> None:
+    params = {"seed": 2, "max_tokens": 12, "temperature": 0.8}
+    expected = llm.generate("Please send", SamplingParams(**params))
+    answer = client.completions.create(model="demo", prompt="Please send", **params)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected.text, "length")
+    ids = client.completions.create(model="demo", prompt=expected.prompt_token_ids, **params)
+    assert ids.choices[0].text == expected.text
+    stream = client.completions.create(model="demo", prompt=["Please send"], stream=True, **params)
+    assert "".join(chunk.choices[0].text for chunk in stream) == expected.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": "the"},
+        {"stop": ["a", "the"], "include_stop_str_in_output": True},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+        {"logit_bias": {"70": 5, "71": -100}},
+        {"top_p": 0.5, "top_k": 4, "min_p": 0.1},
+        {"window": 0},
+        {"rule": "rejection"},
+        {"min_tokens": 5, "stop_token_ids": [70]},
+        {"structured_outputs": {"regex": "[a-c]{3,9}"}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_every_sampling_parameter_is_a_field(served: Served, llm: LLM, fields: dict[str, Any]) -> None:
+    expected = llm.generate("Please send", SamplingParams(seed=4, max_tokens=24, **fields))
+    status, body, _ = served.ask("/v1/completions", {"prompt": "Please send", "seed": 4, "max_tokens": 24, **fields})
+    choice = body["choices"][0]
+    assert status == 200
+    assert choice["text"] == expected.text
+    assert (choice["native_finish_reason"], choice["stop_reason"]) == (expected.finish_reason, expected.stop_reason)
+    assert body["usage"]["speculation"] == expected.speculation.to_json()
+
+
+def test_a_thinking_budget_ends_the_reasoning(client: openai.OpenAI, llm: LLM) -> None:
+    expected = answer_of(llm, EXAMPLES[0], seed=7, thinking_token_budget=5)
+    answer = client.chat.completions.create(**asking(EXAMPLES[0], seed=7, extra_body={"thinking_token_budget": 5}))
+    assert 0 < answer.usage.completion_tokens_details.reasoning_tokens == expected.reasoning_tokens <= 5
+    assert answer.choices[0].message.content == expected.text
+
+
+def test_without_a_seed_the_one_that_was_drawn_is_told(client: openai.OpenAI) -> None:
+    first = client.completions.create(model="demo", prompt="Please send", max_tokens=16)
+    again = client.completions.create(model="demo", prompt="Please send", max_tokens=16, seed=first.choices[0].seed)
+    assert again.choices[0].text == first.choices[0].text
+
+
+def test_any_object_may_be_asked_for(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "Two "}, {"type": "text", "text": "boxes."}]}],
+        response_format={"type": "json_object"},
+        max_completion_tokens=300,
+        seed=1,
+        extra_body={"thinking_token_budget": 0},
+    )
+    content = answer.choices[0].message.content
+    assert content.startswith("{")
+    assert answer.choices[0].finish_reason == "length" or isinstance(json.loads(content), dict)
+
+
+def test_what_time_cuts_off_says_so(served: Served) -> None:
+    status, body, _ = served.ask("/v1/completions", endless(timeout_s=0.000001))
+    assert (status, body["error"]["code"]) == (504, "timeout")
+
+
+def test_models_are_listed_and_found_by_name(client: openai.OpenAI, served: Served) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").max_model_len == 512
+    with pytest.raises(openai.NotFoundError, match=r"must be one of demo, received 'gpt'"):
+        client.models.retrieve("gpt")
+    assert served.ask("/health")[:2] == (200, {"status": "ok", "closed": []})
+
+
+def test_metrics_count_what_was_answered(served: Served) -> None:
+    before = served.metrics()
+    _, body, _ = served.ask("/v1/completions", endless(max_tokens=20))
+    assert body["usage"]["completion_tokens"] == 20
+    after = served.metrics()
+    assert after["tandemrt_kept_total"] - before["tandemrt_kept_total"] == 20
+    assert after["tandemrt_finished_total length"] - before.get("tandemrt_finished_total length", 0) == 1
+    assert (
+        after["tandemrt_time_to_first_token_seconds_count"] - before["tandemrt_time_to_first_token_seconds_count"] == 1
+    )
+    assert after["tandemrt_requests_running"] == after["tandemrt_requests_waiting"] == 0

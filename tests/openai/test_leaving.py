@@ -1,0 +1,81 @@
+"""Clients that leave, a server that is asked to stop, and what goes on meanwhile."""
+
+import http.client
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tandemrt import SamplingParams, StreamOutput
+from tests.openai.client import Served, endless, events
+from tests.waiting import PATIENCE_S, eventually
+
+
+def cancelled(served: Served) -> float:
+    return served.metrics().get("tandemrt_finished_total cancelled", 0.0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_hangs_up_is_cancelled(served: Served, stream: bool) -> None:
+    """The loop stands still until the client is gone, so what it does next is what it does with one that is gone."""
+    before, told = cancelled(served), served.metrics()["tandemrt_kept_total"]
+    seen, release = threading.Event(), threading.Event()
+
+    def hold(_: StreamOutput) -> None:
+        seen.set()
+        release.wait(PATIENCE_S)
+
+    connection = served.send("/v1/completions", endless(stream=stream, window=0))
+    if stream:
+        assert next(events(connection.getresponse()))["choices"]
+    else:
+        assert eventually(lambda: served.llm.running > 0)
+    served.llm.submit("x", SamplingParams(max_tokens=1), hold)
+    assert seen.wait(PATIENCE_S)
+    assert connection.sock is not None
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    release.set()
+    assert eventually(lambda: served.llm.running == 0)
+    assert cancelled(served) == before + 1
+    assert served.metrics()["tandemrt_kept_total"] - told < 490
+
+
+def test_who_reads_slowly_holds_nobody_up(served: Served) -> None:
+    slow = [served.send("/v1/completions", endless(stream=True)) for _ in range(4)]  # and nobody reads
+    status, body, _ = served.ask("/v1/completions", endless(max_tokens=50))
+    assert (status, body["usage"]["completion_tokens"]) == (200, 50)
+    assert eventually(lambda: served.llm.running == 0)
+    for connection in slow:
+        chunks = list(events(connection.getresponse()))
+        connection.close()
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_server_that_is_asked_to_stop_finishes_what_runs(demo_bundle: Path) -> None:
+    command = [sys.executable, "-c", "from tandemrt.cli import main; main()", "serve", f"mine={demo_bundle}"]
+    command += ["--port", "0", "--threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("serving mine at http://127.0.0.1:")
+            address = urlsplit(line.split()[-1])
+            connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=PATIENCE_S)
+            connection.request("POST", "/v1/completions", b'{"prompt": "x", "stream": true, "ignore_eos": true}')
+            answer = connection.getresponse()
+            chunks = events(answer)
+            assert next(chunks)["model"] == "mine"
+            process.send_signal(signal.SIGTERM)
+            assert list(chunks)[-1]["choices"][0]["finish_reason"] == "length"
+            connection.close()
+            process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+    with pytest.raises(ConnectionRefusedError):
+        http.client.HTTPConnection("127.0.0.1", address.port).connect()

@@ -1,0 +1,206 @@
+"""What cannot be served is refused by name, in OpenAI's form, and nothing else is touched."""
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tandemrt import SamplingParams, StreamOutput
+from tandemrt.engines.options import RuntimeOptions
+from tandemrt.runtime.serve.server import Door
+from tests.openai.client import EXAMPLES, Served, asking, endless, events
+from tests.openai.conftest import serving
+from tests.waiting import PATIENCE_S, eventually
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+
+
+def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    status, answer, _ = served.ask(path, body)
+    assert set(answer) == {"error"}
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert len(answer["error"]["message"]) < 2000
+    return status, answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temperatur": 1}, "temperatur", "is no field of this endpoint (did you mean 'temperature'?), received 1"),
+        ({"temperature": 101}, "temperature", "must be at most 100"),
+        ({"temperature": "1"}, "temperature", "must be a number; got '1'"),
+        ({"max_tokens": 0}, "max_tokens", "must be at least 1"),
+        ({"max_tokens": 10**6}, "max_tokens", "must fit the engine's length 512"),
+        ({"max_completion_tokens": 7}, "max_completion_tokens", "is another name of max_tokens, received 7 and 2"),
+        ({"n": 2}, "n", "is not supported, received 2"),
+        ({"logprobs": True, "top_logprobs": 3}, "logprobs", "is not supported"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "is no field of this endpoint"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "is no field of this endpoint"),
+        ({"stream": 1}, "stream", "must be a valid boolean"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "must come with stream true"),
+        ({"stream": True, "stream_options": {"usage": 1}}, "stream_options", "unknown key 'usage'"),
+        ({"seed": 2**65}, "seed", "must be less than"),
+        ({"stop": ["x"] * 300}, "stop", "at most 256 strings"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "token ids must be in 0.."),
+        ({"window": 9}, "window", "drafts at most 4"),
+        ({"messages": []}, "messages", "must not be empty"),
+        ({"messages": "x"}, "messages", "must be a valid list"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role", "must be a text, received None"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "is required and missing"),
+        ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages.0.weight", "is not supported"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content.0",
+            "must be a part of type text",
+        ),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "prompt", "must be text that UTF-8 can spell"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "must come with type json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
+            "structured_outputs.json",
+            "not",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+            "one",
+        ),
+        ({"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs.regex", "cannot be enforced"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_field_that_cannot_be_served_is_named(
+    served: Served, fields: dict[str, Any], param: str, message: str
+) -> None:
+    status, error = refused(served, "/v1/chat/completions", CHAT | fields)
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize("fields", [{"n": 1, "logprobs": False, "store": None, "user": "me"}, {"model": None}])
+def test_what_asks_for_nothing_is_accepted(served: Served, fields: dict[str, Any]) -> None:
+    assert served.ask("/v1/chat/completions", CHAT | fields)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "must be JSON"),
+        (b'{"model": ', "must be JSON"),
+        (b'{"messages": NaN}', "NaN is not a JSON number"),
+        (b"[1]", "must be a JSON object, received [1]"),
+        (b'{"prompt": "\xff"}', "must be UTF-8, received b'\\xff' at byte 12"),
+        (b'{"a":' * 100_000, "must be JSON"),
+        (b'{"seed": ' + b"9" * 10_000 + b"}", "must be JSON"),
+        (b'{"\\ud800": 1}', "is no field of this endpoint"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(served: Served, body: bytes, message: str) -> None:
+    status, error = refused(served, "/v1/completions", body)
+    assert status == 400
+    assert message in error["message"]
+
+
+def test_several_prompts_are_refused(served: Served) -> None:
+    status, error = refused(served, "/v1/completions", {"prompt": ["a", "b"]})
+    assert (status, error["param"]) == (400, "prompt")
+
+
+def test_unknown_models_and_places_are_not_found(served: Served) -> None:
+    status, error = refused(served, "/v1/completions", {"model": "gpt", "prompt": "x"})
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", None)
+    assert refused(served, "/v1/embeddings", {"input": "x"})[0] == 404
+    assert refused(served, "/v1/completions", None)[0] == 405
+
+
+def test_a_body_over_the_limit_is_refused_before_it_has_come(served: Served) -> None:
+    connection = served.connect()
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Length", str(100 << 20))
+    connection.endheaders()  # and not a byte of it
+    answer = connection.getresponse()
+    assert (answer.status, b"at most 4194304 bytes" in answer.read()) == (413, True)
+    connection.close()
+
+
+def test_a_body_of_unknown_length_is_cut_off_at_the_limit(served: Served) -> None:
+    connection = served.connect()
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.endheaders()
+    try:
+        for _ in range(100):
+            connection.send(b"%x\r\n" % (1 << 20) + b" " * (1 << 20) + b"\r\n")
+    except OSError:
+        pass  # the server has answered and hung up
+    else:
+        assert connection.getresponse().status == 413
+    connection.close()
+    assert served.ask("/health")[0] == 200
+
+
+def test_a_full_queue_says_when_to_come_again(demo_bundle: Path) -> None:
+    with serving(demo_bundle, Door(port=0), RuntimeOptions(threads=1, queue_limit=1)) as short, ExitStack() as stack:
+        holding, release = threading.Event(), threading.Event()
+        stack.callback(release.set)
+
+        def hold(_: StreamOutput) -> None:
+            holding.set()
+            release.wait(PATIENCE_S)
+
+        short.llm.submit("x", SamplingParams(max_tokens=1), hold)  # nobody leaves a slot or the queue meanwhile
+        assert holding.wait(PATIENCE_S)
+        room = short.llm.bundle.limits.batch + 1
+        sent = [short.send("/v1/completions", endless(max_tokens=1)) for _ in range(room + 3)]
+        for connection in sent:
+            stack.callback(connection.close)
+        assert eventually(lambda: short.llm.waiting >= room - 1)
+        status, body, headers = short.ask("/v1/completions", endless())
+        assert (status, body["error"]["type"], body["error"]["code"]) == (429, "rate_limit_error", "queue_full")
+        assert headers["retry-after"] == "1"
+        release.set()
+        statuses = [connection.getresponse().status for connection in sent]
+        assert set(statuses) == {200, 429}
+
+
+def test_a_key_is_asked_for_everywhere_under_v1(demo_bundle: Path) -> None:
+    with serving(demo_bundle, Door(port=0, api_key="a key ö"), RuntimeOptions(threads=1)) as locked:
+        for path, body in (("/v1/models", None), ("/v1/completions", b"no JSON"), ("/v1/chat/completions", CHAT)):
+            for headers in ({}, {"Authorization": "Bearer a key"}, {"Authorization": "Basic a key ö"}):
+                status, error, answered = locked.ask(path, body, headers={k: v.encode() for k, v in headers.items()})
+                assert (status, error["error"]["code"]) == (401, "invalid_api_key")
+                assert answered["www-authenticate"] == "Bearer"
+        right = {"Authorization": "Bearer a key ö".encode()}
+        assert locked.ask("/v1/models", headers=right)[0] == 200
+        assert locked.ask("/v1/chat/completions", CHAT, headers=right)[0] == 200
+        assert locked.ask("/health")[0] == 200
+
+
+def test_openais_client_raises_what_it_knows(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="must be at most 100"):
+        client.completions.create(model="demo", prompt="x", temperature=101)
+    schema = {"type": "array", "contains": {"type": "integer"}}
+    with pytest.raises(openai.BadRequestError, match=r"#/contains: .* is not held"):
+        client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "x"}],
+            stream=True,
+            extra_body={"structured_outputs": {"json": schema}},
+        )
+
+
+def test_others_are_answered_as_if_nothing_had_been_refused(served: Served) -> None:
+    alone = served.ask("/v1/chat/completions", asking(EXAMPLES[4], seed=1))[1]["choices"][0]["message"]
+    stream = served.send("/v1/chat/completions", asking(EXAMPLES[4], seed=1, stream=True))
+    for body in (b"", b"{", CHAT | {"n": 2}, CHAT | {"structured_outputs": {"regex": "("}}):
+        assert served.ask("/v1/chat/completions", body)[0] == 400
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(stream.getresponse())]
+    stream.close()
+    assert "".join(delta.get("content", "") for delta in deltas) == alone["content"]

@@ -1,0 +1,145 @@
+"""Functions that must be called: arguments obey the function's schema, whole and as they stream."""
+
+import asyncio
+import json
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from tandemrt import LLM, SamplingParams, StructuredOutputs
+from tests.openai.client import EXAMPLES, Served
+
+NESTED = {
+    "type": "object",
+    "properties": {"to": {"$ref": "#/$defs/place"}, "by": {"$ref": "#/$defs/place"}},
+    "required": ["to", "by"],
+    "additionalProperties": False,
+    "$defs": {"place": {"enum": ["here", 'there, "quoted" ]}']}},
+}
+LISTED = {"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}}
+COUNT = {
+    "type": "object",
+    "properties": {"$ref": {"enum": [1, 2, 3]}},
+    "required": ["$ref"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+    described = {} if parameters is None else {"parameters": parameters}
+    return {"type": "function", "function": {"name": name, "description": "does it", **described}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def calls(answer: Any) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in answer.choices[0].message.tool_calls]
+
+
+def test_the_arguments_of_a_named_function_are_its_schemas_answer(client: openai.OpenAI, llm: LLM) -> None:
+    example = EXAMPLES[0]
+    expected = llm.generate(
+        example.prompt_messages(), SamplingParams(seed=7, structured_outputs=StructuredOutputs(json=example.schema))
+    )
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=example.prompt_messages(),
+        seed=7,
+        tools=[tool("other"), tool(example.kind, example.schema)],
+        tool_choice=named(example.kind),
+    )
+    assert calls(answer) == [(example.kind, expected.text)]
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.choices[0].message.content is None
+    assert answer.choices[0].message.reasoning == expected.reasoning
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("parallel", [True, False])
+def test_required_calls_are_valid_and_stream_as_they_are(client: openai.OpenAI, seed: int, parallel: bool) -> None:
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "Two boxes."}],
+        "seed": seed,
+        "temperature": 2.0,
+        "tools": [tool("send", NESTED), tool("count", COUNT)],
+        "tool_choice": "required",
+        "parallel_tool_calls": parallel,
+        "extra_body": {"thinking_token_budget": 0},
+    }
+    whole = client.chat.completions.create(**asked)
+    assert whole.choices[0].finish_reason in ("tool_calls", "length")
+    if whole.choices[0].finish_reason == "tool_calls":
+        for name, arguments in calls(whole):
+            jsonschema.validate(json.loads(arguments), {"send": NESTED, "count": COUNT}[name])
+    if not parallel:
+        assert len(calls(whole)) == 1
+    streamed: list[list[str]] = []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for delta in chunk.choices[0].delta.tool_calls or []:
+            if delta.id is not None:
+                assert delta.index == len(streamed)
+                streamed.append([delta.function.name, ""])
+            streamed[delta.index][1] += delta.function.arguments
+    assert [tuple(each) for each in streamed] == calls(whole)
+
+
+def test_what_a_function_returned_is_sent_back(client: openai.OpenAI) -> None:
+    tools = [tool("count", COUNT)]
+    messages: list[Any] = [{"role": "user", "content": "Two boxes."}]
+    asked: dict[str, Any] = {"model": "demo", "tools": tools, "seed": 1, "extra_body": {"thinking_token_budget": 0}}
+    first = client.chat.completions.create(messages=messages, tool_choice=named("count"), **asked)
+    message = first.choices[0].message
+    messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}]
+    second = client.chat.completions.create(messages=messages, tool_choice="none", max_tokens=8, **asked)
+    assert second.choices[0].message.tool_calls is None
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+def test_pydantic_ai_gets_an_object(served: Served) -> None:
+    class Size(BaseModel):
+        boxes: int
+        fragile: bool
+
+    async def ask() -> Size:
+        async with openai.AsyncOpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+            model = OpenAIChatModel("demo", provider=OpenAIProvider(openai_client=client))
+            settings: Any = {"seed": 1, "extra_body": {"thinking_token_budget": 0}}
+            return (await Agent(model, output_type=Size, model_settings=settings).run("Two boxes.")).output
+
+    assert isinstance(asyncio.run(ask()), Size)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": [tool("a")]}, "tool_choice: auto .* is not supported"),
+        ({"tools": [tool("a")], "tool_choice": "auto"}, "tool_choice: auto .* is not supported"),
+        ({"tools": [tool("a")], "tool_choice": named("b")}, "tool_choice: must name one of the tools, a, received 'b'"),
+        ({"tools": [tool("a"), tool("a")], "tool_choice": "required"}, "tools: .* received 'a' twice"),
+        ({"tools": [tool("a b")], "tool_choice": "required"}, "tools.0.function.name: must match"),
+        ({"tool_choice": "required"}, "tool_choice: must come with tools"),
+        ({"tools": [tool("a", {"type": "string"})], "tool_choice": "required"}, "tools: .*type object"),
+        (
+            {"tools": [tool("a", LISTED)], "tool_choice": "required"},
+            "defs/0/properties/a/contains: .* is not held",
+        ),
+        ({"tools": [tool("a", {"type": 7})], "tool_choice": named("a")}, "tools: .*received 7"),
+        ({"tools": 3, "tool_choice": "required"}, "tools: must be a (valid )?list"),
+        ({"tools": [tool("a")], "tool_choice": "required", "structured_outputs": {"regex": "a"}}, "one shape"),
+    ],
+)
+def test_what_cannot_be_held_is_refused(served: Served, fields: dict[str, Any], message: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **fields}
+    status, body, _ = served.ask("/v1/chat/completions", chat)
+    assert status == 400
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(body["error"]["message"].replace("\n", " "))
