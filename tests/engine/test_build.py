@@ -215,7 +215,8 @@ def test_a_cuda_bundle_holds_its_decoders_in_pieces_and_its_kernels(paged: Path)
     for kernel in kernel_names():
         assert (bundle.kernels_dir / f"{kernel}.sm_90.cubin").read_bytes()[:4] == b"\x7fELF"
     entries = re.findall(r"\.entry (\w+)", (bundle.kernels_dir / "attention.ptx").read_text())
-    assert set(entries) == {"append_fp32_32", "attend_fp32_32"}, "the models' dtype and head size, and no other"
+    names = ("append", "attend", "prepare", "attend_runs")
+    assert set(entries) == {f"{name}_fp32_32" for name in names}, "the models' dtype and head size, and no other"
 
 
 def kernels_of(*names: str, sm: list[str]) -> dict[str, str]:
@@ -313,7 +314,7 @@ def test_a_length_beyond_the_training_of_a_model_is_refused(copy: Path) -> None:
 def test_a_length_beyond_the_training_of_the_draft_is_refused(copy: Path) -> None:
     config = json.loads((copy / "draft" / "config.json").read_text())
     (copy / "draft" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 95}))
-    with pytest.raises(BadRecipe, match="must not exceed the draft's max_position_embeddings, 95; got 96; lower"):
+    with pytest.raises(BadRecipe, match=r"the length that the draft's config.json gives, 95; got 96; lower"):
         open_models(recipe(copy))
 
 

@@ -24,6 +24,7 @@ from tests.waiting import PATIENCE_S, eventually
 
 PAD, STOP, CALL = 262, 263, 266  # <|endoftext|>, <|im_end|>, <tool_call>
 A, B = 64, 65  # the tokens of "a" and "b"
+NO_REASONING = {"thinking_token_budget": 0}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,9 @@ def test_a_stop_token_of_its_own_ends_a_request_and_is_named(ask, ignore_eos) ->
 
 def test_a_stop_token_of_its_own_ends_a_grammar_where_the_text_is_complete(ask) -> None:
     regex = {"regex": "[a-c]{3}[a-c]*"}
-    output = ask("x", stop_token_ids=[PAD], logit_bias={PAD: 100}, ignore_eos=True, structured_outputs=regex)
+    output = ask(
+        "x", stop_token_ids=[PAD], logit_bias={PAD: 100}, ignore_eos=True, **NO_REASONING, structured_outputs=regex
+    )
     assert (output.finish_reason, output.stop_reason, len(output.text)) == ("stop", PAD, 3)
 
 
@@ -62,7 +65,7 @@ def test_stop_tokens_are_forbidden_below_min_tokens(ask) -> None:
 @pytest.mark.parametrize(("include", "text"), [(True, "aab"), (False, "aa")])
 def test_a_stop_string_is_part_of_the_text_if_it_is_asked_for(ask, include, text) -> None:
     regex = {"regex": "aabc"}
-    output = ask("x", stop=["b"], include_stop_str_in_output=include, structured_outputs=regex)
+    output = ask("x", stop=["b"], include_stop_str_in_output=include, **NO_REASONING, structured_outputs=regex)
     assert (output.text, output.finish_reason, output.stop_reason) == (text, "stop", "b")
 
 

@@ -48,7 +48,7 @@ def seated(slots: Slots, **request: Any) -> tuple[Running, list[StreamOutput]]:
 def committed(emitted: dict[int, list[int]], slots: Slots) -> tuple[Committer, Callable[[], None]]:
     """A committer, and the commit of a round that emitted these tokens by slot."""
     buffers = RoundBuffers(
-        slots=slots.count, window=WINDOW, vocab=256, length=64, dtype=torch.float32, device=torch.device("cpu")
+        slots=slots.count, window=WINDOW, vocab=256, length=64, chunk=8, dtype=torch.float32, device=torch.device("cpu")
     )
     for running in slots:
         running.prefilled = running.prefill_end
