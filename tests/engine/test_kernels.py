@@ -48,9 +48,17 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
     return {n: ", ".join(f"{len([*run])} {kind}" for kind, run in groupby(found)) for n, found in types.items()}
 
 
-@pytest.mark.parametrize("capability", COMPUTE_CAPABILITIES)
-@pytest.mark.parametrize("dtype", SUFFIXES)
-@pytest.mark.parametrize("kernel", compiler.kernel_names())
+# Attention takes half a minute for each; of the dtypes that differ by their elements alone, one sees every GPU.
+COMPILED = [
+    (kernel, dtype, capability)
+    for kernel in compiler.kernel_names()
+    for dtype in SUFFIXES
+    for capability in COMPUTE_CAPABILITIES
+    if kernel != "attention" or dtype == "bfloat16" or capability in (COMPUTE_CAPABILITIES[0], "9.0")
+]
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "capability"), COMPILED)
 def test_a_kernel_compiles_with_the_parameters_that_launchers_pass_and_works_in_registers(kernel, dtype, capability):
     cubin, ptx = compiler.compile_kernel(kernel, [capability], dtypes=[dtype])
     assert cubin.file == f"{kernel}.sm_{capability.replace('.', '')}.cubin"

@@ -87,7 +87,8 @@ def test_a_process_ends_without_an_abort(tiny_bundle: Path, script: str, code: i
         timeout=2 * PATIENCE_S,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    assert ended.returncode == code, ended.stderr
+    # CPython forgets that it was interrupted if another thread runs code from a text meanwhile, as imports may.
+    assert ended.returncode in ({code, 1} if code == -signal.SIGINT else {code}), ended.stderr
     assert "terminate called" not in ended.stderr
 
 
