@@ -65,7 +65,8 @@ class PromptParts:
         """What ``running`` requests feel when as many prompts come at once."""
         decoding = self._asked(running, window)
         first_tokens(self._llm, *self._asked(2 * running, window))  # binds the calls
-        found = arrivals(self._llm, decoding, self._asked(running, window, ending=True), seconds=_SECONDS)
+        coming, alike = (self._asked(running, window, ending=True) for _ in range(2))
+        found = arrivals(self._llm, decoding, coming, alike, seconds=_SECONDS)
         self._say(
             f"{running} prompts come beside {running} that decode, window {window}: gaps p50 "
             f"{found['gap_p50_ms']:.1f}, p99 {found['gap_p99_ms']:.1f}, worst {found['gap_worst_ms']:.1f} ms; first "

@@ -94,15 +94,17 @@ def arrivals(
     llm: LLM,
     running: tuple[Sequence[list[int]], Sequence[SamplingParams]],
     coming: tuple[Sequence[list[int]], Sequence[SamplingParams]],
+    alike: tuple[Sequence[list[int]], Sequence[SamplingParams]],
     *,
     seconds: float,
 ) -> dict[str, Any]:
     """What it does to ``running`` requests when others come all at once, which ask for one token each.
 
     The gaps are those between the pieces of text of each running request. ``work`` is what was done until the last of
-    those who came had its token, in the time that both parts take alone: running for ``seconds``, and coming.
+    those who came had its token, in the time that both parts take alone: running for ``seconds``, and coming, which
+    is measured on ``alike``, other prompts as long, because none may be found in the caches.
     """
-    alone = first_tokens(llm, *coming) / 1e3
+    alone = first_tokens(llm, *alike) / 1e3
     sent = Sent(llm, *running)
     sent.first_tokens()
     begin, before = time.perf_counter(), sent.timed.tokens
