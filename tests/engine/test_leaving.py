@@ -55,8 +55,8 @@ compiling.wait()
 INTERRUPTED = """
 def interrupt():
     begun.wait()
-    for _ in range(2):
-        time.sleep(0.05)
+    for pause in (0.05, 0.05, 5, 5):  # twice; again if the interpreter lost one on its way into a lock
+        time.sleep(pause)
         os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt, daemon=True).start()
 with llm:
