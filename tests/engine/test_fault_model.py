@@ -324,7 +324,7 @@ def test_nobody_waits_for_ever_whatever_raises(
 
     Model.alone, Model.seen = alone, Counter()
     quick = settings(
-        max_examples=8,
+        max_examples=5,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -54,7 +54,7 @@ COMPILED = [
     for kernel in compiler.kernel_names()
     for dtype in SUFFIXES
     for capability in COMPUTE_CAPABILITIES
-    if kernel != "attention" or dtype == "bfloat16" or capability in (COMPUTE_CAPABILITIES[0], "9.0")
+    if kernel != "attention" or dtype == "bfloat16" or capability == "9.0"
 ]
 
 

@@ -220,7 +220,7 @@ def test_traffic_over_little_memory_gives_the_texts_of_requests_alone(
         bundle, overlap, seen = bundles[drafter], overlapping, Counter()
 
     quick = settings(
-        max_examples=4,
+        max_examples=2,
         stateful_step_count=15,
         deadline=None,
         suppress_health_check=list(HealthCheck),
