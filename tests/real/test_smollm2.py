@@ -33,7 +33,7 @@ CHATS = [
     "¿Cómo estás? 你好 😀",
     "Summarise: Water boils at 100 degrees at sea level, and at less on a mountain, because the air is thinner there.",
 ]
-TOKENS = 24
+TOKENS = 16
 
 
 def chat(text: str) -> list[dict[str, str]]:
