@@ -44,7 +44,7 @@ HELLO = {"text_input": "Hello", "max_tokens": 4}
         ({"input_ids": [5, 99999]}, "token ids must be in"),
         ({**HELLO, "structured_outputs": "{"}, "structured_outputs: must be JSON"),
         ({**HELLO, "structured_outputs": '{"jason": 1}'}, "jason"),
-        ({**HELLO, "structured_outputs": '{"regex": "["}'}, "regex: cannot be compiled"),
+        ({**HELLO, "structured_outputs": '{"regex": "["}'}, "regex: a missing closing bracket cannot be enforced"),
         ({**HELLO, "structured_outputs": '{"json": {"not": {}}}'}, "not"),
         ({**HELLO, "guided_decoding_guide": "x"}, "guided_decoding_guide: must come with"),
         ({**HELLO, "guided_decoding_guide_type": "prose"}, "guided_decoding_guide_type: must be one of"),
