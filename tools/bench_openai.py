@@ -8,17 +8,16 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tandemrt.runtime.llm import LLM
-from tools.bench_serve import Measured, python_api, report
+from tools.bench_serve import Measured, python_api, report, served
 from tools.demo.corpus import Example, held_out
 
 
@@ -37,8 +36,8 @@ def main(
     with server(bundle, threads, concurrency) as (port, _), LLM(bundle, threads=threads) as llm:
         ways: dict[str, Callable[[], Measured]] = {
             "Python API": lambda: python_api(llm, examples),
-            "HTTP": lambda: _served(port, examples, concurrency, stream=False),
-            "HTTP stream": lambda: _served(port, examples, concurrency, stream=True),
+            "HTTP": lambda: served(partial(_ask, port, stream=False), examples, concurrency),
+            "HTTP stream": lambda: served(partial(_ask, port, stream=True), examples, concurrency),
         }
         for run in ways.values():  # the first run compiles grammars
             run()
@@ -60,18 +59,6 @@ def server(bundle: Path, threads: int | None, clients: int) -> Iterator[tuple[in
             yield int(found[1]), process.pid
         finally:
             process.terminate()
-
-
-def _served(port: int, examples: list[Example], clients: int, *, stream: bool) -> Measured:
-    start = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(lambda example: _ask(port, example, stream=stream), examples))
-    return Measured(
-        time.perf_counter() - start,
-        sum(tokens for tokens, _ in answers),
-        sum(text is None for _, text in answers),
-        [text for _, text in answers],
-    )
 
 
 def _ask(port: int, example: Example, *, stream: bool) -> tuple[int, str | None]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,8 +59,8 @@ def main(
     with _server(bundle, threads, concurrency) as server, LLM(bundle, threads=threads) as llm:
         ways: dict[str, Callable[[], Measured]] = {
             "Python API": lambda: python_api(llm, examples),
-            "HTTP generate": lambda: _served(server, examples, concurrency, stream=False),
-            "HTTP stream": lambda: _served(server, examples, concurrency, stream=True),
+            "HTTP generate": lambda: served(partial(_ask, server, stream=False), examples, concurrency),
+            "HTTP stream": lambda: served(partial(_ask, server, stream=True), examples, concurrency),
         }
         for run in ways.values():  # the first run compiles grammars
             run()
@@ -112,10 +113,11 @@ def python_api(llm: LLM, examples: list[Example]) -> Measured:
     )
 
 
-def _served(server: TritonServer, examples: list[Example], clients: int, *, stream: bool) -> Measured:
+def served(ask: Callable[[Example], tuple[int, str | None]], examples: list[Example], clients: int) -> Measured:
+    """Have ``clients`` at a time answered; ``ask`` returns tokens and text of one answer, None for an error."""
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(lambda example: _ask(server, example, stream=stream), examples))
+        answers = list(pool.map(ask, examples))
     return Measured(
         time.perf_counter() - start,
         sum(tokens for tokens, _ in answers),
