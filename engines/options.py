@@ -129,6 +129,11 @@ class RuntimeOptions(Section):
         default=None,
         description="run the target while the host commits and fills, the tokens are the same; default: on a GPU",
     )
+    forced_drafts: bool | None = Field(
+        default=None,
+        description="draft, without a model, what a grammar, a marker or a forced end leaves no choice about; rounds "
+        "that may have such tokens run without overlap; default: where nothing overlaps",
+    )
     threads: Annotated[int, AfterValidator(_threads)] | None = Field(
         default=None, description="CPU threads per engine; default: one per core"
     )
@@ -222,6 +227,7 @@ class ServedOptions(TypedDict, total=False):
 
     window: Window | None
     overlap: bool | None
+    forced_drafts: bool | None
     threads: int | None
     queue_limit: int
     grammar_timeout_s: float

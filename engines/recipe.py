@@ -84,13 +84,10 @@ class NgramDraft(Section):
 
 
 class NoDraft(Section):
-    """Plain decoding."""
+    """No model drafts: tokens that a constraint forces, at most ``window`` in a round; 0: plain decoding."""
 
     kind: Literal["none"]
-
-    @property
-    def window(self) -> int:
-        return 0
+    window: Annotated[int, Field(ge=0, le=16)] = 4
 
 
 class Reasoning(Section):

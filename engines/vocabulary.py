@@ -4,8 +4,8 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tandemrt.engines.errors import BadBundle, quoted
@@ -21,6 +21,7 @@ class Vocabulary:
     tokens: tuple[bytes, ...]
     special: frozenset[int]  # control tokens: in the tokenizer, but not text
     valid_tokens: int  # ids from here on are padding of the logits
+    encode: Callable[[str], list[int]] | None = field(default=None, compare=False)  # the tokenizer's own, plain text
 
     @cached_property
     def digest(self) -> str:
@@ -29,6 +30,22 @@ class Vocabulary:
         for token in self.tokens:
             digest.update(len(token).to_bytes(4, "little") + token)
         return digest.hexdigest()
+
+    def spelling(self, text: bytes) -> list[int]:
+        """Tokens that spell ``text`` as the tokenizer would, which is how a model was taught to; else longest first."""
+        return list(self._spellings(text))
+
+    @cached_property
+    def _spellings(self) -> Callable[[bytes], tuple[int, ...]]:
+        return lru_cache(maxsize=1024)(self._spelled)  # grammars ask for the same few texts again and again
+
+    def _spelled(self, text: bytes) -> tuple[int, ...]:
+        try:
+            found = self.encode(text.decode()) if self.encode else []
+        except UnicodeDecodeError:  # it ends inside a character
+            found = []
+        spelled = b"".join(self.tokens[token] for token in found) == text
+        return tuple(found if found and spelled else self.longest_first(text))
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
@@ -73,7 +90,11 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int) -> Vocabulary:
     for text, index in vocabulary.items():
         if index not in special:
             tokens[index] = spell(text)
-    return Vocabulary(tuple(tokens), special, valid_tokens)
+
+    def encode(text: str) -> list[int]:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+
+    return Vocabulary(tuple(tokens), special, valid_tokens, encode)
 
 
 def _speller(decoder: str) -> Callable[[str], bytes]:

@@ -51,7 +51,7 @@ class LLM:
             self.bundle,
             self.tokenizer,
             vocabulary,
-            window=loop.drafter.window,
+            window=loop.windows.largest,
             prefix_caching=asked.prefix_caching,
             grammar_timeout_s=asked.grammar_timeout_s,
         )

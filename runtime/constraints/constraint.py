@@ -7,7 +7,7 @@ Thinking, budget, grammar, stop tokens, minimum and maximum length, banned and a
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,18 @@ class Piece:
 
     kind: Kind
     tokens: tuple[int, ...]
+
+
+class Filled(NamedTuple):
+    """What is worth verifying of a window.
+
+    Attributes:
+        tokens: drafted tokens, up to the first one that its own row refuses or that ends the request.
+        forced: which of them, by index, follow from the constraint and not from the draft.
+    """
+
+    tokens: list[int]
+    forced: list[int]
 
 
 @dataclass(frozen=True)
@@ -126,37 +138,74 @@ class Constraint:
         self._phases.write_row(self._state, row)
         return not row.any()
 
-    def fill(self, draft: Sequence[int], masks: MaskRows, first: int) -> int:
+    def may_force(self, tokens: int) -> bool:
+        """Whether ``forced`` is worth asking once ``tokens`` more tokens are committed."""
+        return self._phases.may_force(self._state, tokens)
+
+    def forced(self, most: int) -> list[int]:
+        """Up to ``most`` tokens that spell what must follow the committed ones; leaves no trace.
+
+        What the grammar, a marker or a forced end goes on with, whatever the model says; none where it has a choice.
+        Other tokens may spell the same, so they are drafted and verified like any others.
+        """
+        found: list[int] = []
+        state = self._state
+        try:
+            while len(found) < most and (tokens := self._phases.forced(state)):
+                for token in tokens[: most - len(found)]:
+                    state, _ = self._phases.step(state, token)
+                    found.append(token)
+        except Refused:
+            pass  # a banned token, say: what spells the text otherwise is the model's choice
+        finally:
+            self._phases.undo()
+        return found
+
+    def fill(
+        self, draft: Sequence[int], masks: MaskRows, first: int, *, most: int = 0, overrule: bool = False
+    ) -> Filled:
         """Write the mask rows of a window and leave no trace.
 
         Args:
-            draft: K drafted tokens.
-            masks: row ``first + i`` becomes the state after the committed tokens and ``draft[:i]``. Of the K+1 rows
-                those behind a refused or an ending token are never read, and left as they are.
-
-        Returns:
-            How many drafted tokens are worth verifying: those before the first one that its own row refuses, and
-            none behind a token that ends the request.
+            draft: drafted tokens.
+            masks: row ``first + i`` becomes the state after the committed tokens and the first i tokens of the window.
+                Rows behind a refused or an ending token are never read, and left as they are.
+            most: in a window of up to so many tokens, one that must follow takes the place of a drafted one that its
+                row refuses, and of none; what was drafted behind another token falls away with it.
+            overrule: it also takes the place of a drafted one that its row allows. Whether a token was drafted or
+                forced then follows from those in front of it alone, as the rejection rule must have it.
         """
         self._empty_after = None
-        state, usable = self._state, 0
+        state, window = self._state, Filled([], [])
+        drafted, follows = list(map(int, draft)), list[int]()
         try:
             while state.phase is not Phase.DONE:
+                at = len(window.tokens)
                 row = self._phases.shared_row(state)
                 if row is not None:
-                    masks.share(first + usable, row)
+                    masks.share(first + at, row)
                 else:
-                    row = masks.own(first + usable)
+                    row = masks.own(first + at)
                     self._phases.write_row(state, row)
-                if usable == len(draft) or not bitmask.allows(row, int(draft[usable])):
+                token = drafted[at] if at < len(drafted) else None
+                refused = token is None or not bitmask.allows(row, token)
+                if at < most and (refused or overrule):
+                    follows = follows or self._phases.forced(state) or _single(row)
+                    if follows and bitmask.allows(row, follows[0]):
+                        if token != follows[0]:
+                            token, drafted = follows[0], drafted[:at]
+                        window.forced.append(at)
+                        refused = False
+                if token is None or refused:
                     if not row.any():
-                        self._empty_after = tuple(map(int, draft[:usable]))
+                        self._empty_after = tuple(window.tokens)
                     break
-                state, _ = self._phases.step(state, int(draft[usable]))
-                usable += 1
+                follows = follows[1:] if follows[:1] == [token] else []
+                state, _ = self._phases.step(state, token)
+                window.tokens.append(token)
         finally:
             self._phases.undo()
-        return usable
+        return window
 
     def commit(self, tokens: Sequence[int]) -> Commit:
         """Advance by emitted tokens; those behind the one that ends the request are dropped.
@@ -231,6 +280,12 @@ class _Scribe:
         if self.pieces and self.pieces[-1].kind == kind:
             tokens = self.pieces.pop().tokens + tokens
         self.pieces.append(Piece(kind, tokens))
+
+
+def _single(row: np.ndarray) -> list[int]:
+    """The token of a row that allows no other one."""
+    token = bitmask.only(row)
+    return [] if token is None else [token]
 
 
 def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:

@@ -163,6 +163,25 @@ class Phases:
             return after._replace(length=length), edge
         return after._replace(length=length, phase=Phase.DONE, finish=after.finish or "length"), edge
 
+    def forced(self, state: State) -> list[int]:
+        """Tokens that spell what must follow ``state``, whatever the model says; none where there is a choice.
+
+        Other tokens may spell the same, so this says what to draft, not what a row allows.
+        """
+        if state.phase is Phase.FORCING:
+            return list(self._forced_end[state.forced :])
+        if state.marker_only:
+            return list(self._start[self._nodes[state.node].open_prefix :])
+        answers = state.phase is Phase.ANSWER or (state.phase is Phase.OPEN and not self._openers(state))
+        return self.grammar.forced() if self.grammar and answers else []
+
+    def may_force(self, state: State, tokens: int) -> bool:
+        """Whether ``forced`` may say anything once ``tokens`` more tokens are out; a block that ends by itself within
+        them is not foreseen."""
+        if state.phase is Phase.THINKING:
+            return self._budget is not None and self._budget - state.spent <= tokens
+        return state.phase is Phase.FORCING or (self.grammar is not None and state.phase is not Phase.DONE)
+
     def undecided(self, state: State) -> int:
         """How many of the last tokens may still turn out to be part of a marker."""
         if state.phase in (Phase.FORCING, Phase.DONE):

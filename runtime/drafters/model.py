@@ -91,15 +91,20 @@ class ModelDrafter:
 
     def held(self, running: Running) -> int:
         """See Drafter.held. After a fully accepted window the last drafted token is in no cache yet."""
-        return self._seen.get(running.slot, max(running.prefill_end, len(running.tokens) - 2))
+        held = max(running.prefill_end, len(running.tokens) - 2)
+        return min(self._seen.get(running.slot, held), held)
 
     def skip(self, this: Round) -> None:
         """See Drafter.skip. What these rows emit meanwhile is fed to the draft before it is asked again."""
         for slot, running in this.rows.items():
-            self._seen.setdefault(slot, len(running.tokens) - 1)
+            self._seen[slot] = min(self._seen.get(slot, self.held(running)), self.held(running))
         if this.prompts != NO_PROMPTS:
             assert self._runs is not None
             self._take_in(self._runs, this.prompts)
+
+    def overruled(self, running: Running, kept: int) -> None:
+        """See Drafter.overruled. Its cache holds what it drafted; the text goes on otherwise from there."""
+        self._seen[running.slot] = len(running.tokens) + kept
 
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the draft model and one draw per drafted token."""

@@ -1,4 +1,4 @@
-"""No drafting: every round decides one token."""
+"""No drafting: a round decides one token, and what a constraint forces in front of it."""
 
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.running import Running
@@ -6,7 +6,7 @@ from tandemrt.runtime.round.round import Round
 
 
 class NoDrafter:
-    """The drafter of plain decoding."""
+    """Stands where nobody drafts."""
 
     ahead = True
     window = 0
@@ -27,6 +27,9 @@ class NoDrafter:
 
     def skip(self, this: Round) -> None:
         """See Drafter.skip."""
+
+    def overruled(self, running: Running, kept: int) -> None:
+        """See Drafter.overruled."""
 
     def propose(self, this: Round) -> None:
         """See Drafter.propose. Never asked: the window is 0."""

@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]  # graphs' rounds done, and in all
 def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None:
     """Run a round of every shape on slots without requests, in the loop's thread. The slots are left as they were."""
     buffers = loop.tandem.buffers
-    shapes = calls.rounds(loop.slots.count, loop.windows.of)
+    shapes = calls.rounds(loop.slots.count, loop.windows.of)  # what a constraint forces makes others
     rounds = [
         Round({}, shape.batch, shape.window, filters, frozenset()) for shape in shapes for filters in (False, True)
     ]

@@ -85,17 +85,20 @@ class Loop:
         this = self._begin()
         last, self._last = self._last, None
         if this.works:
-            self._last = self._overlapped(this, last) if self.overlap else self._in_lockstep(this, last)
+            # The tokens that follow by force are known behind the commit, and the drafts of the round behind them too.
+            waits = this.forces or (last is not None and last.round.forces)
+            timetable = self._overlapped if self.overlap and not waits else self._in_lockstep
+            self._last = timetable(this, last, self.drafter.ahead and not waits)
         elif last is not None:
-            self._stages.commit(last, self._stages.fetch(this, last))
+            self._stages.commit(last, self._stages.fetch(None, last))
         else:
             self._timeline.pause()
 
-    def _overlapped(self, this: Round, last: Verified | None) -> Verified | None:
+    def _overlapped(self, this: Round, last: Verified | None, ahead: bool) -> Verified | None:
         """The target runs while the host commits and fills. A drafter that reads the text lets both wait for it."""
-        run, ahead = self._stages, self.drafter.ahead
+        run = self._stages
         draft_probs = run.propose(this) if ahead else None
-        mark = run.fetch(this, last)
+        mark = run.fetch(this if ahead else None, last)
         if ahead:
             run.score(this)
         run.commit(last, mark)
@@ -105,21 +108,23 @@ class Loop:
             run.score(this)
         if not this.rows:
             return None
-        usable = run.fill(this)
+        usable = run.fill(this, draft_probs)
         return run.verify(this, draft_probs, usable)
 
-    def _in_lockstep(self, this: Round, last: Verified | None) -> Verified | None:
+    def _in_lockstep(self, this: Round, last: Verified | None, ahead: bool) -> Verified | None:
         """The target runs when all of the host's work is done. The tokens are the same."""
-        run, ahead = self._stages, self.drafter.ahead
+        run = self._stages
         draft_probs = run.propose(this) if ahead else None
-        mark = run.fetch(this, last)
+        mark = run.fetch(this if ahead else None, last)
         run.commit(last, mark)
         this = this.remaining()
         if not this.works:
             return None
         if not ahead:
+            this = run.foresee(this)
             draft_probs = run.propose(this)
-        usable = run.fill(this) if this.rows else {}
+            run.await_drafts(this)
+        usable = run.fill(this, draft_probs) if this.rows else {}
         run.score(this)
         return run.verify(this, draft_probs, usable) if this.rows else None
 

@@ -1,7 +1,7 @@
 """One round: what is fixed before any of its work is enqueued, and what is known of it once it is verified."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed, bucket
 from tandemrt.plugins.operators import Rule
@@ -21,6 +21,10 @@ class Round:
         filters: whether any request has what Engine.bind calls filters.
         rules: the verification rules of its requests. Rejection reads draft probabilities.
         prompts: what its calls of target and draft have of prompts, beside the windows; over a linear cache nothing.
+        forces: whether a constraint may leave a request no choice in it. What follows then is drafted without a model,
+            once the host has committed the round before.
+        forced: the tokens that follow in each row before anything is drafted, once they are known.
+        covered: whether they are the whole window of every row, so that nobody else is asked for drafts.
     """
 
     rows: Mapping[int, Running]
@@ -29,6 +33,9 @@ class Round:
     filters: bool
     rules: frozenset[Rule]
     prompts: Packed = NO_PROMPTS
+    forces: bool = False
+    forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    covered: bool = False
 
     @classmethod
     def of(cls, requests: Iterable[Running], windows: Windows, slots: int, chunks: Iterable[Chunk] = ()) -> "Round":
@@ -43,12 +50,17 @@ class Round:
             if ends.get(running.slot, running.prefilled) >= running.prefill_end
         }
         asked = [running.request for running in rows.values()]
+        # Until the host has committed the round before, it knows the texts but for one window.
+        forces = windows.forced and any(
+            running.request.window and running.constraint.may_force(windows.largest + 1) for running in rows.values()
+        )
         return cls(
             rows,
             batch=bucket(max(rows) + 1, slots) if rows else 0,
-            window=min(windows.of(len(rows)), max(request.window for request in asked)) if rows else 0,
+            window=min(windows.of(len(rows), forces=forces), max(each.window for each in asked)) if rows else 0,
             filters=any(request.filters for request in asked),
             rules=frozenset(request.rule for request in asked),
+            forces=forces,
         )
 
     @property
@@ -60,6 +72,22 @@ class Round:
     def windows(self) -> int:
         """Tokens of all windows that the target is given."""
         return self.batch * (self.window + 1)
+
+    def most(self, running: Running) -> int:
+        """Tokens that may be drafted for ``running``."""
+        return min(self.window, running.request.window, running.remaining - 1)
+
+    def foreseen(self, *, drafts: bool) -> "Round":
+        """The same round, knowing what follows in each row; ``drafts``: whether anybody else drafts.
+
+        Nobody is asked where that fills the windows. They become as short as it is then, unless the places of prompts
+        in the calls are fixed behind them.
+        """
+        forced = {slot: running.constraint.forced(self.most(running)) for slot, running in self.rows.items()}
+        covered = not drafts or all(len(forced[slot]) >= self.most(each) for slot, each in self.rows.items())
+        longest = max(map(len, forced.values()), default=0)
+        window = longest if covered and self.prompts == NO_PROMPTS else self.window
+        return replace(self, forced=forced, covered=covered, window=window)
 
     def remaining(self) -> "Round":
         """The same calls for those who have not finished since the round was made."""

@@ -5,7 +5,7 @@ from typing import Any
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.round.buffers import Buffer
+from tandemrt.runtime.round.buffers import Buffer, write_drafts
 from tandemrt.runtime.round.commit import Committer
 from tandemrt.runtime.round.fill import Filler
 from tandemrt.runtime.round.round import Round, Verified
@@ -34,16 +34,24 @@ class Stages:
         self._metrics = metrics
         self._timeline = timeline
 
+    def foresee(self, this: Round) -> Round:
+        """Find out what constraints leave no choice about, before anything is drafted."""
+        with self._metrics.timed("fill"):
+            return this.foreseen(drafts=self._drafter.window > 0) if this.forces else this
+
     def propose(self, this: Round) -> Buffer | None:
-        """Draft; see Drafter.propose."""
-        if not this.window:
+        """Draft; see Drafter.propose. Nobody is asked for what is known to follow."""
+        if this.covered:
+            write_drafts(self._tandem.buffers.draft_tokens, this.batch, this.window, this.forced)
+        if this.covered or not this.window:
             self._drafter.skip(this)
             return None
         with self._metrics.timed("propose"), self._timeline.span("propose"):
             return self._drafter.propose(this)
 
-    def fetch(self, this: Round, last: Verified | None) -> Any:
-        """Copy to the host what it will wait for: tokens of the ``last`` round, and drafts if the device made them.
+    def fetch(self, this: Round | None, last: Verified | None) -> Any:
+        """Copy to the host what it will wait for: tokens of the ``last`` round, and drafts that the device made for
+        ``this`` one.
 
         Returns a mark behind the copies.
         """
@@ -52,9 +60,16 @@ class Stages:
             if last is not None:
                 buffers.tokens.copy_out(last.round.batch, last.round.window + 1)
                 buffers.count.copy_out(last.round.batch)
-            if self._drafter.ahead and this.window:
+            if this is not None and this.window:
                 buffers.draft_tokens.copy_out(this.batch, this.window)
         return self._clock.mark_copies()
+
+    def await_drafts(self, this: Round) -> None:
+        """Wait for drafts that the device made behind the commit. The others are on the host."""
+        if self._drafter.ahead and this.window and not this.covered:
+            mark = self.fetch(this, None)
+            with self._metrics.timed("wait"):
+                self._clock.wait(mark)
 
     def score(self, this: Round) -> None:
         """Run the target over the window; see Tandem.score."""
@@ -69,10 +84,25 @@ class Stages:
             if last is not None:
                 self._committer.commit(last)
 
-    def fill(self, this: Round) -> dict[int, int]:
-        """Write masks, draft lengths and adjusted tokens; see Filler.fill."""
+    def fill(self, this: Round, draft_probs: Buffer | None) -> dict[int, int]:
+        """Write masks, draft lengths and adjusted tokens; see Filler.fill.
+
+        The drafter hears which of its drafts gave way to others, and those come from none of the laws in
+        ``draft_probs``.
+        """
         with self._metrics.timed("fill"):
-            return self._filler.fill(this)
+            filled = self._filler.fill(this)
+        for slot, running in this.rows.items():
+            window = filled.get(slot)
+            if window is None or not window.forced:
+                continue
+            if not this.covered and window.kept < len(window.tokens):
+                self._drafter.overruled(running, window.kept)
+            if draft_probs is not None:
+                laws = draft_probs.view(this.batch, this.window, self._tandem.vocab)
+                for at in window.forced:
+                    laws[slot, at].zero_()
+        return {slot: len(window.tokens) for slot, window in filled.items()}
 
     def verify(self, this: Round, draft_probs: Buffer | None, usable: dict[int, int]) -> Verified:
         """Adjust and verify the window and advance the slots, behind the copies that ``fill`` enqueued."""

@@ -196,7 +196,7 @@ def test_the_first_token_of_an_answer_is_accepted_exactly_once():
 def test_the_rows_of_a_window_lie_where_they_are_asked_for_and_nothing_else_is_written():
     rows = np.full((6, WORDS), UNREAD, np.int32)
     state = constraint(grammar=regex_grammar("ab"))
-    assert state.fill([A], MaskRows(rows), 2) == 1
+    assert state.fill([A], MaskRows(rows), 2).tokens == [A]
     assert [tokens_in(row) for row in rows[2:4]] == [{A}, {B}]
     assert (rows[[0, 1, 4, 5]] == UNREAD).all()
 
