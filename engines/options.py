@@ -125,6 +125,11 @@ class RuntimeOptions(Section):
         description="drafted tokens per round, at most the bundle's (the default), 0: no speculation; or a table, "
         "1:4,33:2: from so many running requests on, so many tokens",
     )
+    adaptive_window: bool = Field(
+        default=False,
+        description="let the window follow what is accepted and what a drafted token costs, from 0 to what window "
+        "says; no text changes",
+    )
     overlap: bool | None = Field(
         default=None,
         description="run the target while the host commits and fills, the tokens are the same; default: on a GPU",
@@ -226,6 +231,7 @@ class ServedOptions(TypedDict, total=False):
     """The keywords of RuntimeOptions for a model in a server, which says itself where an instance runs."""
 
     window: Window | None
+    adaptive_window: bool
     overlap: bool | None
     forced_drafts: bool | None
     threads: int | None

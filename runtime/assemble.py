@@ -38,6 +38,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
         limits.window,
         forced=not overlap if options.forced_drafts is None else options.forced_drafts,
         drafts=bundle.draft.kind != "none",
+        adaptive=options.adaptive_window,
     )
     require_implied(bundle.manifest)
     require_memory(bundle, options, where)

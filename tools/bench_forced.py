@@ -1,8 +1,8 @@
 """Rounds and time that forced tokens save: ``python -m tools.bench_forced BUNDLE [BUNDLE ...]``.
 
 Each bundle of the demo answers held-out sentences of every kind, and one prompt with an object of 40 required fields in
-one fixed layout, one request at a time on one thread, three ways: without speculation, with the bundle's drafts alone, and with forced tokens as well.
-The three alternate; the texts must be equal.
+one fixed layout. One request at a time on one thread, three ways in turns: without speculation, with the bundle's
+drafts alone, and with forced tokens as well. The texts must be equal.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
@@ -68,7 +69,7 @@ def measure(bundle: Path, asked: Sequence[tuple[Any, dict[str, Any]]], repeats: 
     with ExitStack() as opened:
         llms = {way: opened.enter_context(LLM(bundle, threads=1, **options)) for way, options in WAYS.items()}  # type: ignore[arg-type]
         found: dict[str, list[Figures]] = {way: [] for way in WAYS}
-        for prompt, schema in asked:
+        for prompt, schema in track(asked, description=bundle.name):
             shape = StructuredOutputs(json=schema, disable_any_whitespace=schema is WIDE)
             params = SamplingParams(temperature=0.0, structured_outputs=shape, max_tokens=300)
             runs = [{way: _run(llm, prompt, params) for way, llm in llms.items()} for _ in range(repeats + 1)][1:]

@@ -10,6 +10,7 @@ from tandemrt.runtime.constraints.phases import Phase
 from tandemrt.runtime.requests.outputs import Speculation, StreamOutput
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.waiting import Waiting
+from tandemrt.runtime.round.adaptive import Acceptance
 
 
 class Running:
@@ -33,6 +34,7 @@ class Running:
         self._cached_prompt = cached
         self.sit(slot, cached)
         self.speculation = Speculation(self.request.window)
+        self.acceptance = Acceptance()
         self.boundaries_inside = 0  # reasoning that ended in the middle of what one round emitted
         self.counted = 0  # output tokens that the metrics know
         self.newest: float | None = None  # when the newest token came, in seconds of time.monotonic

@@ -36,7 +36,10 @@ class Committer:
         counts = self._buffers.count.host_view(batch).tolist()
         for slot, running in verified.round.rows.items():
             if not running.finished:  # cancelled since
-                self._take(running, tokens[slot][: counts[slot]], verified.usable[slot])
+                emitted = tokens[slot][: counts[slot]]
+                asked = 0 if verified.round.covered else min(verified.round.asked, verified.round.most(running))
+                running.acceptance.note(min(max(0, len(emitted) - 1), verified.kept[slot], asked), asked)
+                self._take(running, emitted, verified.usable[slot])
 
     def end(self, running: Running, reason: str, failure: BaseException | None = None) -> None:
         """End a request and free its slot, whatever raises on the way: the one way out of a slot. Raises nothing.

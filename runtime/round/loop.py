@@ -22,6 +22,7 @@ prompts alone: nothing is filled or verified then.
 import logging
 import time
 
+from tandemrt.engines.calls import NO_PROMPTS
 from tandemrt.runtime.caches.kv_cache import Room
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
@@ -80,6 +81,7 @@ class Loop:
 
     def step(self) -> None:
         """One round, and the commit of the one before it."""
+        started = time.perf_counter()
         self._leave()
         self._last = self._growth.grow(self._last)
         this = self._begin()
@@ -89,6 +91,9 @@ class Loop:
             waits = this.forces or (last is not None and last.round.forces)
             timetable = self._overlapped if self.overlap and not waits else self._in_lockstep
             self._last = timetable(this, last, self.drafter.ahead and not waits)
+            # In the long run a step takes as long as the device's round, with overlap too.
+            if self._last is not None and last is not None and this.prompts == NO_PROMPTS and not waits:
+                self.windows.costs.note(this.batch, this.window, time.perf_counter() - started)
         elif last is not None:
             self._stages.commit(last, self._stages.fetch(None, last))
         else:
@@ -108,8 +113,7 @@ class Loop:
             run.score(this)
         if not this.rows:
             return None
-        usable = run.fill(this, draft_probs)
-        return run.verify(this, draft_probs, usable)
+        return run.verify(this, draft_probs, run.fill(this, draft_probs))
 
     def _in_lockstep(self, this: Round, last: Verified | None, ahead: bool) -> Verified | None:
         """The target runs when all of the host's work is done. The tokens are the same."""
@@ -124,9 +128,9 @@ class Loop:
             this = run.foresee(this)
             draft_probs = run.propose(this)
             run.await_drafts(this)
-        usable = run.fill(this, draft_probs) if this.rows else {}
+        filled = run.fill(this, draft_probs) if this.rows else {}
         run.score(this)
-        return run.verify(this, draft_probs, usable) if this.rows else None
+        return run.verify(this, draft_probs, filled) if this.rows else None
 
     def fail(self, error: BaseException) -> bool:
         """End every request in a slot: an engine failed, so none of them can go on. False if nobody was there."""

@@ -18,6 +18,7 @@ class Round:
         rows: the requests that it serves, by slot.
         batch: slots [0, batch) are rows of its calls; those that no request has emit nothing.
         window: drafted tokens per row.
+        asked: how many of them the drafter is asked for; forced tokens may be more.
         filters: whether any request has what Engine.bind calls filters.
         rules: the verification rules of its requests. Rejection reads draft probabilities.
         prompts: what its calls of target and draft have of prompts, beside the windows; over a linear cache nothing.
@@ -32,6 +33,7 @@ class Round:
     window: int
     filters: bool
     rules: frozenset[Rule]
+    asked: int = 0
     prompts: Packed = NO_PROMPTS
     forces: bool = False
     forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -54,12 +56,21 @@ class Round:
         forces = windows.forced and any(
             running.request.window and running.constraint.may_force(windows.largest + 1) for running in rows.values()
         )
+        if not rows:
+            return cls(rows, 0, 0, filters=False, rules=frozenset())
+        batch = bucket(max(rows) + 1, slots)
+        rules = frozenset(request.rule for request in asked)
+        # Under the rejection rule a text depends on its windows, and those on the clock where they adapt.
+        rates = [running.acceptance.rate for running in rows.values()]
+        drafted = windows.drafted(rates, batch, fixed=Rule.REJECTION in rules)
+        wanted = max(request.window for request in asked)
         return cls(
             rows,
-            batch=bucket(max(rows) + 1, slots) if rows else 0,
-            window=min(windows.of(len(rows), forces=forces), max(each.window for each in asked)) if rows else 0,
+            batch=batch,
+            window=min(windows.of(len(rows)) if forces else drafted, wanted),
             filters=any(request.filters for request in asked),
-            rules=frozenset(request.rule for request in asked),
+            rules=rules,
+            asked=min(drafted, wanted),
             forces=forces,
         )
 
@@ -77,17 +88,18 @@ class Round:
         """Tokens that may be drafted for ``running``."""
         return min(self.window, running.request.window, running.remaining - 1)
 
-    def foreseen(self, *, drafts: bool) -> "Round":
-        """The same round, knowing what follows in each row; ``drafts``: whether anybody else drafts.
+    def foreseen(self) -> "Round":
+        """The same round, knowing what follows in each row.
 
-        Nobody is asked where that fills the windows. They become as short as it is then, unless the places of prompts
-        in the calls are fixed behind them.
+        The drafter is not asked where that is as much as it would draft. The window becomes what is needed, unless the
+        places of prompts in the calls are fixed behind it.
         """
         forced = {slot: running.constraint.forced(self.most(running)) for slot, running in self.rows.items()}
-        covered = not drafts or all(len(forced[slot]) >= self.most(each) for slot, each in self.rows.items())
-        longest = max(map(len, forced.values()), default=0)
-        window = longest if covered and self.prompts == NO_PROMPTS else self.window
-        return replace(self, forced=forced, covered=covered, window=window)
+        covered = all(len(forced[slot]) >= min(self.asked, self.most(each)) for slot, each in self.rows.items())
+        needed = max([0 if covered else self.asked, *map(len, forced.values())])
+        return replace(
+            self, forced=forced, covered=covered, window=needed if self.prompts == NO_PROMPTS else self.window
+        )
 
     def remaining(self) -> "Round":
         """The same calls for those who have not finished since the round was made."""
@@ -98,11 +110,12 @@ class Round:
 class Verified:
     """A round that the device has decided or is about to; the host has not committed it.
 
-    ``usable``: how many drafted tokens are verified, by slot.
+    ``usable``: how many drafted tokens are verified, by slot; ``kept``: how many of those the drafter made.
     """
 
     round: Round
     usable: Mapping[int, int]
+    kept: Mapping[int, int]
 
     def without(self, slot: int) -> "Verified":
         """The same round, of which nothing is committed for ``slot``."""

@@ -7,7 +7,7 @@ from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.round.buffers import Buffer, write_drafts
 from tandemrt.runtime.round.commit import Committer
-from tandemrt.runtime.round.fill import Filler
+from tandemrt.runtime.round.fill import Filler, Window
 from tandemrt.runtime.round.round import Round, Verified
 from tandemrt.runtime.round.tandem import Tandem
 from tandemrt.runtime.round.timeline import Timeline
@@ -37,7 +37,7 @@ class Stages:
     def foresee(self, this: Round) -> Round:
         """Find out what constraints leave no choice about, before anything is drafted."""
         with self._metrics.timed("fill"):
-            return this.foreseen(drafts=self._drafter.window > 0) if this.forces else this
+            return this.foreseen() if this.forces else this
 
     def propose(self, this: Round) -> Buffer | None:
         """Draft; see Drafter.propose. Nobody is asked for what is known to follow."""
@@ -84,7 +84,7 @@ class Stages:
             if last is not None:
                 self._committer.commit(last)
 
-    def fill(self, this: Round, draft_probs: Buffer | None) -> dict[int, int]:
+    def fill(self, this: Round, draft_probs: Buffer | None) -> dict[int, Window]:
         """Write masks, draft lengths and adjusted tokens; see Filler.fill.
 
         The drafter hears which of its drafts gave way to others, and those come from none of the laws in
@@ -102,9 +102,9 @@ class Stages:
                 laws = draft_probs.view(this.batch, this.window, self._tandem.vocab)
                 for at in window.forced:
                     laws[slot, at].zero_()
-        return {slot: len(window.tokens) for slot, window in filled.items()}
+        return filled
 
-    def verify(self, this: Round, draft_probs: Buffer | None, usable: dict[int, int]) -> Verified:
+    def verify(self, this: Round, draft_probs: Buffer | None, filled: dict[int, Window]) -> Verified:
         """Adjust and verify the window and advance the slots, behind the copies that ``fill`` enqueued."""
         self._clock.join()
         with self._metrics.timed("verify"), self._timeline.span("verify"):
@@ -113,4 +113,5 @@ class Stages:
         self._timeline.collect()
         self._metrics.rounds += 1
         self._metrics.waits = self._clock.waits
-        return Verified(this, usable)
+        usable = {slot: len(window.tokens) for slot, window in filled.items()}
+        return Verified(this, usable, {slot: window.kept for slot, window in filled.items()})

@@ -53,7 +53,9 @@ def plain(tiny_bundle: Path) -> Any:
     return answered(tiny_bundle, window=0)[0]
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": True, "forced_drafts": True}, {"window": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"overlap": True, "forced_drafts": True}, {"window": 1}, {"adaptive_window": True}]
+)
 def test_forced_tokens_change_no_text_under_any_drafter(bundle: Path, plain: Any, options: dict[str, Any]) -> None:
     texts, metrics = answered(bundle, **options)
     assert texts == plain

@@ -86,6 +86,14 @@ def test_drafts_by_lookup_change_no_token(ngram_bundle: Path, plain: list[Any]) 
     assert sum(output.speculation.num_draft_tokens for output in looked_up) > 0
 
 
+def test_a_window_that_follows_what_is_accepted_changes_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
+    with LLM(tiny_bundle, threads=1, adaptive_window=True, overlap=True) as llm:
+        asked = [params for _, params in REQUESTS]
+        found = llm.generate([prompt for prompt, _ in REQUESTS], [SamplingParams(**params) for params in asked])
+        assert [told(output) for output in found] == plain
+        assert llm.metrics.drafted > 0
+
+
 def test_batch_mates_and_slots_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
     hold_backwards_and_alone(tiny_bundle, REQUESTS, plain)
 
