@@ -76,11 +76,16 @@ class Markers(Record):
 
 
 class Draft(Record):
-    """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only."""
+    """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only.
+
+    ``sampling`` and ``greedy_below`` are what SamplingParams.draft_sampling and draft_greedy_below are by default.
+    """
 
     kind: Literal["model", "ngram", "none"]
     ngram_min: Count | None = None
     ngram_max: Count | None = None
+    sampling: Literal["greedy"] | None = None
+    greedy_below: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
 
     @model_validator(mode="after")
     def _bounds_of_ngrams(self) -> "Draft":

@@ -60,11 +60,17 @@ class Target(_WithCheckpoint):
 
 
 class ModelDraft(_WithCheckpoint):
-    """A smaller model of the same vocabulary drafts. ``dtype`` None means the target's."""
+    """A smaller model of the same vocabulary drafts. ``dtype`` None means the target's.
+
+    ``sampling`` "greedy": its likeliest tokens, whatever the temperature; None: drawn as a request's rule has it.
+    ``greedy_below``: the same for requests of a lower temperature.
+    """
 
     kind: Literal["model"]
     dtype: Dtype | None = None
     window: Window = 4
+    sampling: Literal["greedy"] | None = None
+    greedy_below: Annotated[float, Field(strict=False, ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
 
 
 class NgramDraft(Section):

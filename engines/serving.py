@@ -90,7 +90,6 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "length_penalty": (1,),
-    "bad_words": ("", []),
     "logprobs": (0,),
     "top_logprobs": (0,),
     "prompt_logprobs": (0,),

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any
 
 from tandemrt.engines.errors import BadBundle, quoted
@@ -30,6 +32,20 @@ class Vocabulary:
         for token in self.tokens:
             digest.update(len(token).to_bytes(4, "little") + token)
         return digest.hexdigest()
+
+    def beginning(self, text: bytes) -> list[int]:
+        """All tokens whose bytes begin with ``text``, which is not empty."""
+        first = bisect_left(self._sorted, (text, -1))
+        found = []
+        for spelled, token in islice(self._sorted, first, None):
+            if not spelled.startswith(text):
+                break
+            found.append(token)
+        return found
+
+    @cached_property
+    def _sorted(self) -> list[tuple[bytes, int]]:
+        return sorted((spelled, token) for token, spelled in enumerate(self.tokens) if spelled)
 
     def spelling(self, text: bytes) -> list[int]:
         """Tokens that spell ``text`` as the tokenizer would, which is how a model was taught to; else longest first."""

@@ -12,7 +12,7 @@ from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
-from tandemrt.engines.recipe import NgramDraft, Recipe
+from tandemrt.engines.recipe import ModelDraft, NgramDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
@@ -181,6 +181,8 @@ def _limits(recipe: Recipe) -> Limits:
 def _draft(recipe: Recipe) -> Draft:
     if isinstance(recipe.draft, NgramDraft):
         return Draft(kind="ngram", ngram_min=recipe.draft.ngram_min, ngram_max=recipe.draft.ngram_max)
+    if isinstance(recipe.draft, ModelDraft):
+        return Draft(kind="model", sampling=recipe.draft.sampling, greedy_below=recipe.draft.greedy_below)
     return Draft(kind=recipe.draft.kind)
 
 

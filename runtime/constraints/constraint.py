@@ -14,6 +14,7 @@ import numpy as np
 from tandemrt.engines.contract import mask_words
 from tandemrt.engines.errors import BadRequest, InternalError, quoted
 from tandemrt.runtime.constraints import bitmask
+from tandemrt.runtime.constraints.bad_words import ROOT, BadWords
 from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.constraints.phases import Edge, Grammar, Kind, Phase, Phases, Refused, State
 from tandemrt.runtime.constraints.thinking import ThinkingRule
@@ -68,6 +69,7 @@ class Constraint:
         grammar: a fresh grammar for the answer; this object owns it from now on.
         min_tokens: stop tokens are forbidden before so many tokens are out.
         max_tokens: the request ends with ``length`` after so many tokens.
+        bad_words: texts that reasoning and answer must not hold, or None. A word that begins in the prompt is none.
         banned, allowed: token ids. Neither touches a forced end, which is emitted whole.
         valid_tokens: ids from here on are padding of the logits and always forbidden; None: there is no padding.
 
@@ -91,6 +93,7 @@ class Constraint:
         banned: Iterable[int] = (),
         allowed: Iterable[int] | None = None,
         valid_tokens: int | None = None,
+        bad_words: BadWords | None = None,
     ) -> None:
         valid = vocab_size if valid_tokens is None else valid_tokens
         if not 0 < valid <= vocab_size:
@@ -106,6 +109,7 @@ class Constraint:
         self._words = mask_words(vocab_size)
         self._phases = Phases(base, stops, thinking, grammar, min_tokens, max_tokens)
         self._state = self._phases.start(prompt)
+        self._bad_words, self._bad_node = bad_words, ROOT
         self._held: tuple[int, ...] = ()  # tokens out whose role is not certain
         self._empty_after: tuple[int, ...] | None = None  # the draft prefix that the last fill saw nothing follow
 
@@ -136,6 +140,7 @@ class Constraint:
         """Whether no token at all may follow; ``commit([])`` then ends the request."""
         row = np.empty(self._words, np.int32)
         self._phases.write_row(self._state, row)
+        self._forbid_words(self._state, self._bad_node, row)
         return not row.any()
 
     def may_force(self, tokens: int) -> bool:
@@ -177,16 +182,17 @@ class Constraint:
         """
         self._empty_after = None
         state, window = self._state, Filled([], [])
-        drafted, follows = list(map(int, draft)), list[int]()
+        drafted, follows, node = list(map(int, draft)), list[int](), self._bad_node
         try:
             while state.phase is not Phase.DONE:
                 at = len(window.tokens)
-                row = self._phases.shared_row(state)
+                row = self._phases.shared_row(state) if self._bad_words is None else None
                 if row is not None:
                     masks.share(first + at, row)
                 else:
                     row = masks.own(first + at)
                     self._phases.write_row(state, row)
+                    self._forbid_words(state, node, row)
                 token = drafted[at] if at < len(drafted) else None
                 refused = token is None or not bitmask.allows(row, token)
                 if at < most and (refused or overrule):
@@ -202,6 +208,7 @@ class Constraint:
                     break
                 follows = follows[1:] if follows[:1] == [token] else []
                 state, _ = self._phases.step(state, token)
+                node = self._behind(node, token)
                 window.tokens.append(token)
         finally:
             self._phases.undo()
@@ -217,10 +224,13 @@ class Constraint:
         """
         state, scribe = self._state, _Scribe(self._phases, self._held)
         kept: list[int] = []
+        node = self._bad_node
         for token in map(int, tokens):
             if state.finish:
                 break
             try:
+                if self._completes_word(state, node, token):
+                    raise Refused
                 after, edge = self._phases.step(state, token)
             except Refused:
                 self._phases.undo()
@@ -230,12 +240,13 @@ class Constraint:
                 ) from None
             scribe.write(state, token, after, edge)
             kept.append(token)
-            state = after
+            state, node = after, self._behind(node, token)
         self._phases.keep()
         if state.finish is None and self._is_empty_after(kept):
             scribe.flush(state)
             state = state._replace(phase=Phase.DONE, finish="constraint")
         self._state, self._held, self._empty_after = state, tuple(scribe.held), None
+        self._bad_node = node
         return Commit(kept, state.finish, state.stop_token, scribe.pieces)
 
     def fork(self) -> "Constraint":
@@ -244,6 +255,18 @@ class Constraint:
         copy.__dict__.update(self.__dict__)
         copy._phases = self._phases.fork()
         return copy
+
+    def _forbid_words(self, state: State, node: int, row: np.ndarray) -> None:
+        if self._bad_words is not None and not self._phases.committed(state):
+            row &= self._bad_words.allowed(node)
+
+    def _completes_word(self, state: State, node: int, token: int) -> bool:
+        if self._bad_words is None or self._phases.committed(state):
+            return False
+        return not bitmask.allows(self._bad_words.allowed(node), token)
+
+    def _behind(self, node: int, token: int) -> int:
+        return node if self._bad_words is None else self._bad_words.step(node, token)
 
     def _is_empty_after(self, kept: list[int]) -> bool:
         if self._empty_after is not None:

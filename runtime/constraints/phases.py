@@ -182,6 +182,10 @@ class Phases:
             return self._budget is not None and self._budget - state.spent <= tokens
         return state.phase is Phase.FORCING or (self.grammar is not None and state.phase is not Phase.DONE)
 
+    def committed(self, state: State) -> bool:
+        """Whether what follows ``state`` is written whole, whatever else forbids it; a finished state allows all."""
+        return state.phase in (Phase.FORCING, Phase.DONE) or state.marker_only
+
     def undecided(self, state: State) -> int:
         """How many of the last tokens may still turn out to be part of a marker."""
         if state.phase in (Phase.FORCING, Phase.DONE):

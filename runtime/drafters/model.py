@@ -209,7 +209,7 @@ class ModelDrafter:
         return prompts_call(self._engines["draft"], self._cache, runs, sizes, self._logits)
 
     def _bind_draw(self, batch: int, step: int, keep_probs: bool, filters: bool) -> Call:
-        tensors = self._state.sampling(batch) | {
+        tensors = self._state.drafting(batch) | {
             "logits": self._logits.view(batch, 1, self._vocab),
             "position": self._index[step + 2, :batch],
             "token": self._tokens[step, :batch],

@@ -26,6 +26,7 @@ class SlotParams:
     min_p: float
     seed: int  # bits of an unsigned 64-bit integer, as a signed one
     rule: int
+    draft_temperature: float  # of the draft model: the same, or 0 where it drafts greedily
 
 
 class Request:
@@ -44,6 +45,7 @@ class Request:
         seed: int,
         max_tokens: int,
         window: int,
+        greedy_drafts: bool = False,
         client: str = "",
         listener: Listener,
         called: float | None = None,
@@ -53,6 +55,7 @@ class Request:
         self.seed = seed
         self.max_tokens = max_tokens
         self.window = window
+        self.greedy_drafts = greedy_drafts
         self.client = client  # whose it is, for fair turns; "": nobody said
         self.rule = Rule[params.rule.upper()]
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
@@ -84,7 +87,8 @@ class Request:
     def slot_params(self) -> SlotParams:
         p = self.params
         seed = self.seed - 2**64 if self.seed >= 2**63 else self.seed
-        return SlotParams(p.temperature, max(0, p.top_k), p.top_p, p.min_p, seed, int(self.rule))
+        drafts = 0.0 if self.greedy_drafts else p.temperature
+        return SlotParams(p.temperature, max(0, p.top_k), p.top_p, p.min_p, seed, int(self.rule), drafts)
 
     def cancel(self) -> None:
         """Ask the loop to end this request; noticed within a round. Safe from any thread."""
