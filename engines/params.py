@@ -59,6 +59,10 @@ def _bad_words(value: Any) -> Any:
     return () if value == "" else _texts(value, "be kept out of a text")
 
 
+def _not_asked(value: Any) -> Any:
+    return None if value is False else value  # as OpenAI's clients say that they want none
+
+
 def _validated_anew(value: Any) -> Any:
     return value.model_copy() if isinstance(value, StructuredOutputs) else value
 
@@ -102,6 +106,10 @@ class SamplingParams(Section):
 
     thinking_token_budget: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None  # -1 and None: no budget
     structured_outputs: Annotated["StructuredOutputs | None", BeforeValidator(_validated_anew)] = None
+
+    # Of each token of the output, and of so many likeliest ones beside it; None: of none.
+    logprobs: Annotated[Annotated[int, Field(strict=True, ge=0, le=20)] | None, BeforeValidator(_not_asked)] = None
+    logprobs_law: Literal["sampled", "raw"] = "sampled"
 
     cache_salt: Text | None = None  # only requests with the same salt reuse each other's keys and values
 

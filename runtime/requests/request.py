@@ -9,6 +9,7 @@ from tandemrt.engines.errors import named
 from tandemrt.engines.params import SamplingParams
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.grammars.engine import engine_of
+from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.outputs import RequestOutput, Speculation, StreamOutput
 
 log = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ class Request:
         speculation: Speculation | None = None,
         forced_ends: int = 0,
         num_cached_tokens: int = 0,
+        logprobs: list[TokenLogprobs] | None = None,
         error: str | None = None,
         failure: BaseException | None = None,
     ) -> None:
@@ -136,6 +138,7 @@ class Request:
             num_cached_tokens=num_cached_tokens,
             error=named(failure) if error is None and failure is not None else error,
             grammar_engine=self.grammar_engine,
+            logprobs=logprobs,
         )
 
     def tell(self, item: StreamOutput) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed, bucket
 from tandemrt.plugins.operators import Rule
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.planner import Chunk
 from tandemrt.runtime.round.windows import Windows
@@ -111,11 +112,13 @@ class Verified:
     """A round that the device has decided or is about to; the host has not committed it.
 
     ``usable``: how many drafted tokens are verified, by slot; ``kept``: how many of those the drafter made.
+    ``logits``: [window + 1, vocab] by slot, of those who ask for logprobs, on the device.
     """
 
     round: Round
     usable: Mapping[int, int]
     kept: Mapping[int, int]
+    logits: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     def without(self, slot: int) -> "Verified":
         """The same round, of which nothing is committed for ``slot``."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.metrics import Metrics
@@ -108,10 +109,22 @@ class Stages:
         """Adjust and verify the window and advance the slots, behind the copies that ``fill`` enqueued."""
         self._clock.join()
         with self._metrics.timed("verify"), self._timeline.span("verify"):
+            logits = self._copied_logits(this, "raw")
             self._tandem.adjust(this)
+            logits |= self._copied_logits(this, "sampled")
             self._tandem.verify(this, draft_probs)
         self._timeline.collect()
         self._metrics.rounds += 1
         self._metrics.waits = self._clock.waits
         usable = {slot: len(window.tokens) for slot, window in filled.items()}
-        return Verified(this, usable, {slot: window.kept for slot, window in filled.items()})
+        return Verified(this, usable, {slot: window.kept for slot, window in filled.items()}, logits)
+
+    def _copied_logits(self, this: Round, law: str) -> dict[int, torch.Tensor]:
+        """Copies for those who ask for logprobs by this ``law``: the next round writes over them before the commit."""
+        asked = {
+            slot
+            for slot, running in this.rows.items()
+            if running.request.params.logprobs is not None and running.request.params.logprobs_law == law
+        }
+        logits = self._tandem.buffers.logits.view(this.batch, this.window + 1, self._tandem.vocab) if asked else None
+        return {} if logits is None else {slot: logits[slot].clone() for slot in asked}
