@@ -111,6 +111,8 @@ class SamplingParams(Section):
     logprobs: Annotated[Annotated[int, Field(strict=True, ge=0, le=20)] | None, BeforeValidator(_not_asked)] = None
     logprobs_law: Literal["sampled", "raw"] = "sampled"
 
+    priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] = 0  # in the queue; lower comes first
+
     cache_salt: Text | None = None  # only requests with the same salt reuse each other's keys and values
 
     rule: Literal["coupled", "rejection"] = "coupled"

@@ -99,7 +99,6 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "return_generation_logits": (False,),
     "return_kv_cache_reuse_stats": (False,),
     "return_perf_metrics": (False,),
-    "priority": (0,),
     "detokenize": (True,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
