@@ -1,6 +1,8 @@
 """Chat templates: Jinja in a sandbox, with the names and filters that templates of the hub are written for."""
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +13,11 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")  # what its name may
 
 
 class ChatTemplate:
-    """One template, compiled when it is first rendered. ``variables`` are the special tokens that it may name."""
+    """One template, compiled when it is first rendered. ``names`` are the special tokens that it may name."""
 
-    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+    def __init__(self, source: str, names: Mapping[str, str]) -> None:
         self._source = source
-        self._variables = dict(variables)
-        self._compiled: jinja2.Template | None = None
+        self._names = dict(names)
 
     def render(
         self,
@@ -24,19 +25,32 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of ``messages``, with ``tools`` to call. Raises what the template raises."""
-        if self._compiled is None:
-            from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
+        """The prompt of ``messages``, with ``tools`` to call and other ``variables``. Raises what the template raises.
 
-            self._compiled = environment().from_string(self._source)
+        The arguments of a call may be an object or the JSON text of one; a template may use either as both.
+        """
         return self._compiled.render(
+            **{"documents": None, **self._names, **{name: _plain(value) for name, value in (variables or {}).items()}},
             messages=[_message(each) for each in messages],
             tools=[_plain(each) for each in tools] or None,
-            documents=None,
             add_generation_prompt=add_generation_prompt,
-            **self._variables,
         )
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads and does not set itself."""
+        from jinja2 import meta
+
+        environment = self._compiled.environment
+        return frozenset(meta.find_undeclared_variables(environment.parse(self._source))) - set(environment.globals)
+
+    @cached_property
+    def _compiled(self) -> "jinja2.Template":
+        from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
+
+        return environment().from_string(self._source)
 
 
 def chance_in_template(template: str) -> str | None:
@@ -61,6 +75,10 @@ def chance_in_template(template: str) -> str | None:
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
     """What a template may see of a message: plain values, no key without one, its reasoning under the usual name."""
     message = {key: _plain(value) for key, value in given.items() if value is not None}
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if isinstance(function, dict) and "arguments" in function:
+            function["arguments"] = _arguments(function["arguments"])
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     if reasoning is None:
         return message
@@ -79,3 +97,30 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return f"<{type(value).__name__}>"
+
+
+class _Arguments(dict[Any, Any]):
+    """The arguments of a call: some templates walk through an object, others want to join it to a text."""
+
+    def __init__(self, value: Mapping[Any, Any], text: str) -> None:
+        super().__init__(value)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def _arguments(given: Any) -> Any:
+    if isinstance(given, dict):
+        return _Arguments(given, json.dumps(given, ensure_ascii=False))
+    try:
+        value = json.loads(given)
+    except (TypeError, ValueError, RecursionError):  # a model may have written no JSON: it stays what it wrote
+        return given
+    return _Arguments(value, given) if isinstance(value, dict) else given

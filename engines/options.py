@@ -140,6 +140,15 @@ class RuntimeOptions(Section):
         gt=0.0,
         description="the longest a grammar may take to compile, or a finished text to be checked, in seconds",
     )
+    chat_template: str | None = Field(
+        default=None,
+        description="a file with a chat template in place of the checkpoint's; default: the bundle's own",
+    )
+    generation_config: bool = Field(
+        default=True,
+        description="sampling parameters that a request does not give are those of the checkpoint's "
+        "generation_config.json (temperature, top_p and so on)",
+    )
     cache_tokens: Annotated[int, BeforeValidator(_whole), AfterValidator(_cache_tokens)] | None = Field(
         default=None,
         description="tokens that a paged cache holds for all requests together, at least one of the bundle's length; "
@@ -225,6 +234,8 @@ class ServedOptions(TypedDict, total=False):
     threads: int | None
     queue_limit: int
     grammar_timeout_s: float
+    chat_template: str | None
+    generation_config: bool
     cache_tokens: int | None
     prefix_caching: bool
     prefill_chunk: int | None

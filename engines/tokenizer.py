@@ -5,16 +5,21 @@ The same prompt must always be the same tokens, so what draws lots in a tokenize
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from tandemrt.engines.chat import OWN
 from tandemrt.engines.chat_template import ChatTemplate, chance_in_template
+from tandemrt.engines.control_tokens import MARKS, ControlText, control_tokens
 from tandemrt.engines.errors import BadBundle, BadRequest, TandemError, clipped, quoted
+from tandemrt.engines.validation import nearest
 from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
 
+_END = MARKS[-2] * 2  # of a message that is to be continued
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -50,27 +55,59 @@ class Tokenizer:
         return found
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt that asks for an answer to ``messages``. Raises BadRequest, or what the template raises.
 
-        ``tools`` describe functions to call; a template named tool_use comes first then.
+        ``tools`` describe functions to call; a template named tool_use comes first then. With
+        ``continue_final_message`` the prompt ends in the text of the last message. ``variables`` are others that the
+        template reads.
         """
+        template = self._template(messages, tools, variables or {})
+        given = [*messages[:-1], _to_be_continued(messages[-1])] if continue_final_message else messages
+        text = template.render(given, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
+        return _before_the_end(text, messages[-1]) if continue_final_message else text
+
+    @cached_property
+    def control_text(self) -> ControlText:
+        """What keeps the texts of users apart from control tokens."""
+        return ControlText(self.backend, control_tokens(self.backend, self.chat_templates.values()))
+
+    def _template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], variables: Mapping[str, Any]
+    ) -> ChatTemplate:
         if not messages:
             raise BadRequest("prompt: must hold at least one message, received []")
         if "default" not in self._chat:
             raise BadRequest(f"prompt: needs a chat template named default, there are {quoted(sorted(self._chat))}")
-        name = "tool_use" if tools and "tool_use" in self._chat else "default"
-        return self._chat[name].render(messages, tools=tools)
+        template = self._chat["tool_use" if tools and "tool_use" in self._chat else "default"]
+        for name in variables:
+            if name not in template.variables:
+                known = sorted(template.variables - {*OWN, *self.special_tokens})
+                raise BadRequest(
+                    f"chat_template_kwargs: the chat template reads {', '.join(known) or 'no variables'}, received "
+                    f"{quoted(name)}{nearest(name, known)}; leave it out"
+                )
+        return template
 
 
-def open_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, Vocabulary]:
+def open_tokenizer(folder: Path, vocab_size: int, *, chat_template: str | None = None) -> tuple[Tokenizer, Vocabulary]:
     """Return the tokenizer in ``folder`` and its vocabulary, for logits of width ``vocab_size``.
 
-    Raises BadBundle for a tokenizer that cannot be opened, does not work or does not fit.
+    ``chat_template`` is a file with a template in place of all of the tokenizer's own. Raises BadBundle for a tokenizer
+    that cannot be opened, does not work or does not fit, BadRequest for a file that cannot be read.
     """
+    given = None if chat_template is None else _template_file(chat_template)
     try:
         tokenizer = _read(folder)
+        if given is not None:
+            tokenizer = Tokenizer(tokenizer.backend, tokenizer.special_tokens, {"default": given})
         require_function(tokenizer)
         tokenizer.decode(tokenizer.encode("a b"), skip_special_tokens=True)
         return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size)
@@ -163,6 +200,36 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(given, dict) or not all(isinstance(text, str) for pair in given.items() for text in pair):
         raise BadBundle(f"tokenizer_config.json: chat_template must be a template, got {quoted(given)}; write it again")
     return given
+
+
+def _template_file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BadRequest(
+            f"chat_template: must be a file with a template, in UTF-8, received {quoted(path)}: {clipped(error)}; "
+            "name another"
+        ) from error
+
+
+def _to_be_continued(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str) or not content:
+        raise BadRequest(
+            f"continue_final_message: the last message must have a text to go on with, received {quoted(content)}; "
+            "leave it out, or send what the answer begins with as the last message"
+        )
+    return {**message, "content": f"{content}{_END} "}
+
+
+def _before_the_end(text: str, message: Mapping[str, Any]) -> str:
+    text, found, behind = text.rpartition(_END)
+    if not found:
+        raise BadRequest(
+            f"continue_final_message: the chat template leaves out the last message, received {quoted(dict(message))}; "
+            "leave it out"
+        )
+    return text if behind.startswith(" ") else text.rstrip()  # as the template does with the space behind the mark
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Unpack, overload
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest, InternalError, TandemError, named
+from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.options import OpeningOptions, RuntimeOptions, signature
 from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import open_tokenizer
@@ -45,7 +46,9 @@ class LLM:
         asked = RuntimeOptions(**options)
         self.bundle = Bundle.open(bundle)
         asked.require_fit(self.bundle.limits)
-        self.tokenizer, vocabulary = open_tokenizer(self.bundle.tokenizer_dir, self.bundle.vocab)
+        folder, template = self.bundle.tokenizer_dir, asked.chat_template
+        self.tokenizer, vocabulary = open_tokenizer(folder, self.bundle.vocab, chat_template=template)
+        defaults = recommended(folder) if asked.generation_config else {}
         loop = assemble(self.bundle, asked)
         self._admission = Admission(
             self.bundle,
@@ -54,6 +57,7 @@ class LLM:
             window=loop.drafter.window,
             prefix_caching=asked.prefix_caching,
             grammar_timeout_s=asked.grammar_timeout_s,
+            defaults=defaults,
         )
         self._metrics = loop.metrics
         self._scheduler = loop.scheduler

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.chat import ChatOptions
 from tandemrt.engines.command_options import takes_options
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.fit import require_fit
@@ -65,6 +66,10 @@ def run(
     rule: Annotated[Literal["coupled", "rejection"], typer.Option(help="How drafts are verified.")] = "coupled",
     compare: Annotated[bool, typer.Option("--compare", help="Run without speculation as well, compare.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Do not use the chat template.")] = False,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="Variables of the chat template as JSON, such as '{\"enable_thinking\": false}'.")
+    ] = None,
+    tools: Annotated[Path | None, typer.Option(help="File with a JSON list of functions to call.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     *,
     options: RuntimeOptions,
@@ -83,10 +88,14 @@ def run(
         structured_outputs=StructuredOutputs(json=_read_schema(schema)) if schema else None,
         rule=rule,
     )
+    chat = _chat_options(chat_template_kwargs, tools)
+    if raw and chat:
+        raise BadRequest(f"--raw: must not come with what is said to a chat template, received {', '.join(chat)}")
     _require_fit(bundle, options, params)
     from tandemrt.runtime.llm import LLM
+    from tandemrt.runtime.requests.prompt import Chat
 
-    given: Prompt = prompt if raw else [{"role": "user", "content": prompt}]
+    given: Prompt = prompt if raw else Chat([{"role": "user", "content": prompt}], **chat)
     with LLM(bundle, **options.given()) as llm:
         output = llm.generate(given, params)
         plain = None
@@ -202,13 +211,30 @@ def _show_comparison(result: "Comparison") -> None:
     console.print(f"speculation / plain: [bold]{result.speedup:.2f}x[/]; same text: {result.same_text} of {total}")
 
 
-def _read_schema(path: Path) -> dict[str, Any] | bool:
+def _chat_options(variables: str | None, tools: Path | None) -> dict[str, Any]:
+    given: dict[str, Any] = {} if tools is None else {"tools": _read_json("--tools", tools)}
+    if variables is not None:
+        try:
+            given["chat_template_kwargs"] = json.loads(variables)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(
+                f"--chat-template-kwargs: must be a JSON object, received {quoted(variables)}: {clipped(error)}"
+            ) from error
+    ChatOptions(**given)  # refused before anything opens
+    return given
+
+
+def _read_json(option: str, path: Path) -> Any:
     try:
-        schema: Any = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise BadRequest(
-            f"--schema: must be a readable JSON file, received {clipped(path)}: {clipped(error)}"
+            f"{option}: must be a readable JSON file, received {clipped(path)}: {clipped(error)}"
         ) from error
+
+
+def _read_schema(path: Path) -> dict[str, Any] | bool:
+    schema = _read_json("--schema", path)
     if not isinstance(schema, dict | bool):
         raise BadRequest(
             f"--schema: must hold a JSON schema, which is an object or a boolean, received {quoted(schema)} in {path}"

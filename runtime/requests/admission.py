@@ -2,8 +2,10 @@
 
 import secrets
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE
@@ -38,8 +40,10 @@ class Admission:
         window: int,
         prefix_caching: bool,
         grammar_timeout_s: float,
+        defaults: Mapping[str, Any],
     ) -> None:
         self._bundle = bundle
+        self._defaults = defaults
         self._tokenizer = tokenizer
         self._window = window
         self._digest = bundle.manifest.digest if prefix_caching else None
@@ -57,6 +61,10 @@ class Admission:
         limits = self._bundle.limits
         ids = token_ids(prompt, self._tokenizer, valid_tokens=self._bundle.valid_tokens, limit=limits.length - 1)
         room = limits.length - len(ids)
+        defaults = dict(self._defaults)
+        if "max_tokens" in defaults:  # what was recommended for any prompt
+            defaults["max_tokens"] = min(room, defaults["max_tokens"])
+        params = params.over(defaults)
         if params.max_tokens is not None and params.max_tokens > room:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "

@@ -1,26 +1,22 @@
 """What may be given as a prompt, and the token ids it comes to."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from tandemrt.engines.chat import ChatOptions
+from tandemrt.engines.control_tokens import texts
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.tokenizer import Tokenizer
+from tandemrt.runtime.requests.messages import Message, joined
 
-Message = Mapping[str, Any]
 
+class Chat(ChatOptions):
+    """Chat messages, objects with role and content, and how they become a prompt. Raises BadRequest."""
 
-@dataclass(frozen=True)
-class Chat:
-    """Chat messages with what else the tokenizer's template is told.
+    messages: Any
 
-    Attributes:
-        messages: objects with role and content.
-        tools: the functions that the model may call, as OpenAI's clients describe them; a template may ignore them.
-    """
-
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] = ()
+    def __init__(self, messages: Sequence[Message], **options: Any) -> None:
+        super().__init__(messages=messages, **options)
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | Chat
@@ -72,22 +68,45 @@ def _encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
 
 
 def _encode_chat(chat: Chat, tokenizer: Tokenizer) -> list[int]:
-    messages = list(chat.messages)
+    messages = joined(list(chat.messages))
     if not tokenizer.chat_templates:
         raise BadRequest(
             "prompt: the bundle's tokenizer must have a chat template to take messages, and has none; "
             f"send a text instead (tandemrt run: --raw), received {quoted(messages)}"
         )
+    tools, variables, control = chat.tools, chat.chat_template_kwargs, tokenizer.control_text
+    for each in texts([messages, tools, variables]):
+        _require_utf8(each)
+    mark = None if chat.allow_control_tokens else control.mark_for(messages, tools, variables)
+    if mark is not None:
+        # An answer that is sent back may hold the tags that the model wrote itself: templates look for them.
+        messages = [control.mark(each, mark, tags=each.get("role") == "assistant") for each in messages]
+        tools, variables = control.mark(tools, mark), control.mark(variables, mark)
     try:
-        text = tokenizer.apply_chat_template(messages, tools=chat.tools)
+        text = tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            add_generation_prompt=chat.generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            variables=variables,
+        )
+    except BadRequest:
+        raise
     except Exception as error:  # templates raise whatever their author wrote
         raise BadRequest(
             f"prompt: the chat template refused the messages: {clipped(error)}; received {quoted(messages)}"
         ) from error
+    if mark is not None:
+        return control.encode(text, mark)
     return _encode_text(text, tokenizer, add_special_tokens=False)
 
 
 def _encode_text(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> list[int]:
+    _require_utf8(text)
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _require_utf8(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -95,4 +114,3 @@ def _encode_text(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool = 
             f"prompt: must be text that UTF-8 can spell, received {text[error.start]!r} at character {error.start}; "
             "join or drop lone surrogates"
         ) from None
-    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
