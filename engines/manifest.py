@@ -196,6 +196,11 @@ class Manifest(Record):
         """SHA-256 of all that the manifest says: bundles with different digests may hold different weights."""
         return _digest(self.model_dump(mode="json"))
 
+    @property
+    def marker_texts(self) -> tuple[str, ...]:
+        """Every marker of reasoning as text."""
+        return tuple(marker.text for marker in _all(self.markers))
+
     @model_validator(mode="after")
     def _agree(self) -> "Manifest":
         drafting = ("draft", "propose", "propose_probs") if self.draft.kind == "model" else ()

@@ -35,10 +35,12 @@ class Tokenizer:
         backend: Backend,
         special_tokens: Mapping[str, str] | None = None,
         templates: Mapping[str, str] | None = None,
+        markers: Sequence[str] = (),
     ) -> None:
         self.backend = backend
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(templates or {})
+        self.writers = (*self.chat_templates.values(), *markers)  # whose tags are control tokens
         self._chat = {name: ChatTemplate(source, self.special_tokens) for name, source in self.chat_templates.items()}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -77,7 +79,7 @@ class Tokenizer:
     @cached_property
     def control_text(self) -> ControlText:
         """What keeps the texts of users apart from control tokens."""
-        return ControlText(self.backend, control_tokens(self.backend, self.chat_templates.values()))
+        return ControlText(self.backend, control_tokens(self.backend, self.writers))
 
     def _template(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], variables: Mapping[str, Any]
@@ -97,20 +99,23 @@ class Tokenizer:
         return template
 
 
-def open_tokenizer(folder: Path, vocab_size: int, *, chat_template: str | None = None) -> tuple[Tokenizer, Vocabulary]:
+def open_tokenizer(
+    folder: Path, vocab_size: int, *, chat_template: str | None = None, markers: Sequence[str] = ()
+) -> tuple[Tokenizer, Vocabulary]:
     """Return the tokenizer in ``folder`` and its vocabulary, for logits of width ``vocab_size``.
 
-    ``chat_template`` is a file with a template in place of all of the tokenizer's own. Raises BadBundle for a tokenizer
-    that cannot be opened, does not work or does not fit, BadRequest for a file that cannot be read.
+    ``markers`` are texts of which a token is a control token, whether it is called special or not. ``chat_template`` is
+    a file with a template in place of all of the tokenizer's own. Raises BadBundle for a tokenizer that cannot be
+    opened, does not work or does not fit, BadRequest for a file that cannot be read.
     """
     given = None if chat_template is None else _template_file(chat_template)
     try:
-        tokenizer = _read(folder)
-        if given is not None:
-            tokenizer = Tokenizer(tokenizer.backend, tokenizer.special_tokens, {"default": given})
+        found = read_tokenizer(folder)
+        templates = found.chat_templates if given is None else {"default": given}
+        tokenizer = Tokenizer(found.backend, found.special_tokens, templates, markers)
         require_function(tokenizer)
         tokenizer.decode(tokenizer.encode("a b"), skip_special_tokens=True)
-        return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size)
+        return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size, tokenizer.writers)
     except (TandemError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # whatever a strange value leads to; a panic of tokenizers is no Exception
@@ -138,7 +143,8 @@ def require_function(tokenizer: Tokenizer) -> None:
             )
 
 
-def _read(folder: Path) -> Tokenizer:
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Read the files in ``folder``. Raises BadBundle, or whatever a strange value leads to."""
     backend = Backend.from_file(str(folder / "tokenizer.json"))
     config = _object(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:  # as older versions of transformers wrote it

@@ -46,8 +46,10 @@ class LLM:
         asked = RuntimeOptions(**options)
         self.bundle = Bundle.open(bundle)
         asked.require_fit(self.bundle.limits)
-        folder, template = self.bundle.tokenizer_dir, asked.chat_template
-        self.tokenizer, vocabulary = open_tokenizer(folder, self.bundle.vocab, chat_template=template)
+        folder = self.bundle.tokenizer_dir
+        self.tokenizer, vocabulary = open_tokenizer(
+            folder, self.bundle.vocab, chat_template=asked.chat_template, markers=self.bundle.manifest.marker_texts
+        )
         defaults = recommended(folder) if asked.generation_config else {}
         loop = assemble(self.bundle, asked)
         self._admission = Admission(

@@ -44,6 +44,7 @@ class Admission:
     ) -> None:
         self._bundle = bundle
         self._defaults = defaults
+        self._vocabulary = vocabulary
         self._tokenizer = tokenizer
         self._window = window
         self._digest = bundle.manifest.digest if prefix_caching else None
@@ -170,4 +171,5 @@ class Admission:
             markers.forced_end.ids,
             implicit_ends=tuple(end.ids for end in markers.implicit_ends),
             budget=params.thinking_token_budget,
+            vocabulary=self._vocabulary,
         )
