@@ -62,7 +62,7 @@ class NgramIndex:
         self._indexed = 0  # ends [0, indexed) are in the index
 
     def lookup(self, count: int) -> list[int]:
-        """Return ``count`` tokens as they followed the latest earlier occurrence of the longest matching suffix, if any.
+        """Return ``count`` tokens as they followed the latest earlier place of the longest matching suffix, if any.
 
         Where that reaches the end of the text, it goes on from its own beginning: a text that repeats itself repeats
         itself further.
