@@ -83,10 +83,24 @@ def _round(
         "start": None if step is None else 1e3 * (step.start - steps[0].start),
         "ms": None if step is None else 1e3 * (step.end - step.start),
         "verbs": verbs,
-        "drafted": [{"id": token, "text": _decode(tokenizer, [token])} for token in traced.drafted],
+        "drafted": [
+            {"id": token, "text": _decode(tokenizer, [token]), "fate": _fate(traced, at, room)}
+            for at, token in enumerate(traced.drafted)
+        ],
         "passed": traced.passed,
         "accepted": traced.accepted,
         "emitted": len(traced.emitted),
         "kept": max(0, min(room, len(traced.emitted))),
         "allowed": traced.allowed,
     }
+
+
+def _fate(traced: TracedRound, at: int, room: int) -> str:
+    """What became of the drafted token at ``at``."""
+    if at < min(traced.accepted, room):
+        return "kept"
+    if room < len(traced.emitted):
+        return "behind the end"
+    if at > traced.accepted:
+        return "behind it"
+    return "refused by the target" if at < traced.passed else "refused by the mask"

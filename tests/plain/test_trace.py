@@ -83,10 +83,33 @@ def test_a_round_that_was_never_committed_leaves_nothing() -> None:
     assert [token.id for token in trace.tokens(0, 9)] == ids("a")
 
 
+def fates(recorder: Recorder) -> list[list[str]]:
+    (request,) = page_data(recorder, TOKENIZER, "bytes")["requests"]
+    return [[draft["fate"] for draft in each["drafted"]] for each in request["rounds"]]
+
+
+def test_a_page_says_why_a_draft_was_thrown_away() -> None:
+    running, _, recorder = followed(thinking=True, budget=4, prompt=ids("<think>"))
+    one_round(running, ids("axyz"), ids("ab"))
+    one_round(running, ids("bcxy"))
+    running.finish("cancelled")
+    assert fates(recorder) == [
+        ["kept", "refused by the target", "behind it", "behind it"],
+        ["kept", "kept", "refused by the mask", "behind it"],
+    ]
+
+
+def test_what_was_accepted_behind_a_stop_string_is_none_of_the_text() -> None:
+    running, _, recorder = followed(stop=["cd"])
+    one_round(running, ids("cdef"), ids("cdefg"))
+    assert running.finished
+    assert fates(recorder) == [["kept", "kept", "behind the end", "behind the end"]]
+
+
 letters = st.lists(st.sampled_from(ids("ab</think>")), max_size=WINDOW)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data(), budget=st.sampled_from([None, 0, 2, 5]))
 def test_the_tokens_of_a_trace_are_those_of_the_output(data: st.DataObject, budget: int | None) -> None:
     running, trace, recorder = followed(thinking=True, budget=budget, prompt=ids("<think>"), stop=["ab"])
