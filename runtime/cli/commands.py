@@ -18,7 +18,7 @@ from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.options import OpeningOptions, RuntimeOptions
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
-from tandemrt.runtime.cli.serve import serve
+from tandemrt.runtime.cli.serve import Trace, serve
 
 if TYPE_CHECKING:
     from tandemrt.runtime.cli.bench import Comparison
@@ -66,6 +66,7 @@ def run(
     compare: Annotated[bool, typer.Option("--compare", help="Run without speculation as well, compare.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Do not use the chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    trace: Trace = None,
     *,
     options: RuntimeOptions,
 ) -> None:
@@ -87,7 +88,7 @@ def run(
     from tandemrt.runtime.llm import LLM
 
     given: Prompt = prompt if raw else [{"role": "user", "content": prompt}]
-    with LLM(bundle, **options.given()) as llm:
+    with LLM(bundle, trace=trace, **options.given()) as llm:
         output = llm.generate(given, params)
         plain = None
         if compare:
