@@ -51,9 +51,8 @@ class LLM:
             self.bundle,
             self.tokenizer,
             vocabulary,
+            asked,
             window=loop.drafter.window,
-            prefix_caching=asked.prefix_caching,
-            grammar_timeout_s=asked.grammar_timeout_s,
         )
         self._metrics = loop.metrics
         self._scheduler = loop.scheduler
@@ -125,7 +124,8 @@ class LLM:
             except RuntimeError:  # the event loop was closed: nobody listens any longer
                 request.cancel()
 
-        waiting = self._admission.admit(prompt, params or SamplingParams(), listen)
+        # In a thread: a prompt takes time to read, and other streams of this event loop go on meanwhile.
+        waiting = await asyncio.to_thread(self._admission.admit, prompt, params or SamplingParams(), listen)
         request = waiting.request
         self._worker.submit(waiting, block=False)
         try:
