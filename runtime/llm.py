@@ -25,6 +25,7 @@ from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.loop import Loop
 from tandemrt.runtime.round.worker import Worker
 from tandemrt.runtime.trace.recorder import Recorder
+from tandemrt.runtime.trace.trace import Trace
 
 
 class LLM:
@@ -152,14 +153,25 @@ class LLM:
         finally:
             self.cancel(request)
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None, listener: Listener, *, client: str = "") -> Request:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        listener: Listener,
+        *,
+        client: str = "",
+        traced: bool = False,
+    ) -> Request:
         """Send one request without waiting; ``listener`` is called from the loop's thread with each StreamOutput.
 
-        For servers. Those that name ``client`` share the slots and the queue in equal parts, by client. Raises
-        BadRequest or QueueFull; what fails later is in the last item's ``output.error``.
+        For servers. Those that name ``client`` share the slots and the queue in equal parts, by client. With
+        ``traced``, the request's ``trace`` says where each of its tokens came from. Raises BadRequest or QueueFull;
+        what fails later is in the last item's ``output.error``.
         """
         self._worker.require_here(waits=False)
         waiting = self._admit(prompt, params, listener, client=client)
+        if traced and waiting.request.trace is None:
+            waiting.request.trace = Trace()
         self._worker.submit(waiting, block=False)
         return waiting.request
 

@@ -1,7 +1,6 @@
 """The command that serves bundles over HTTP."""
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,13 +10,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.command_options import takes_options
 from tandemrt.engines.errors import BackendUnavailable, BadRequest
 from tandemrt.engines.options import RuntimeOptions
-
-Trace = Annotated[
-    Path | None,
-    typer.Option(
-        help="Write at the end where each token came from: a page (.html), or a Chrome trace for Perfetto (.json)."
-    ),
-]
+from tandemrt.runtime.cli.arguments import Trace
 
 
 @takes_options(leave_out=("profile",))
