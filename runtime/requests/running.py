@@ -99,6 +99,8 @@ class Running:
         Returns, for each window whose tokens are certain now, how many drafted tokens were accepted and kept.
         """
         commit = self.constraint.commit(emitted)
+        if self.request.trace is not None:
+            self.request.trace.commit(emitted, commit, self.constraint.forced_spans)
         if drafted:
             begin = self.output_length
             self._windows.append(_Window(begin, begin + len(commit.kept), drafted, len(emitted)))
