@@ -17,6 +17,7 @@ from tandemrt.runtime.grammars.engine import Engine
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.output import OutputCheck
 from tandemrt.runtime.grammars.readings import Readings
+from tandemrt.runtime.processes.pool import ProcessPool
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.structured import Source
@@ -80,6 +81,7 @@ class GrammarLibrary:
         max_source_bytes: larger sources are refused.
         workers: compilations at once.
         cache: None for one of its own.
+        processes: where a schema is read that is not quick to read, and where an EBNF grammar is tried; None: here.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class GrammarLibrary:
         max_source_bytes: int = 1 << 18,
         workers: int = 2,
         cache: GrammarCache | None = None,
+        processes: ProcessPool | None = None,
     ) -> None:
         self._stop_ids = tuple(stop_ids)
         self._compiler = GrammarCompiler(vocabulary, self._stop_ids)
@@ -98,7 +101,8 @@ class GrammarLibrary:
         self._timeout_s = timeout_s
         self._max_source_bytes = max_source_bytes
         self._cache = GrammarCache() if cache is None else cache
-        self._readings = Readings()
+        self._processes = processes
+        self._readings = Readings(None if processes is None else self._read, max_source_bytes)
         self._lock = threading.Lock()
         self._waiting: dict[Source, _Compilation] = {}
         self._pool = ThreadPoolExecutor(workers, "grammar", initializer=_wait_for, initargs=(WeakMethod(self.close),))
@@ -148,6 +152,11 @@ class GrammarLibrary:
         self._pool.shutdown(wait=False, cancel_futures=True)
         for future in futures:
             _settle(future, None, Closed("this runtime was closed; open the bundle again"))
+
+    def _read(self, *work: Any) -> tuple[str, str]:
+        assert self._processes is not None
+        text, dialect = self._processes.submit("structured_outputs.json: the schema", self._timeout_s, *work).result()
+        return text, dialect
 
     def _grammar(self, source: "Source") -> "Future[CompiledGrammar]":
         future: Future[CompiledGrammar] = Future()

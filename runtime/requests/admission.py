@@ -53,7 +53,13 @@ class Admission:
             processes=self._processes,
             timeout_s=options.prompt_timeout_s,
         )
-        self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=options.grammar_timeout_s)
+        self._grammars = GrammarLibrary(
+            vocabulary,
+            stop_ids=bundle.stop_ids,
+            timeout_s=options.grammar_timeout_s,
+            max_source_bytes=options.max_grammar_bytes,
+            processes=self._processes,
+        )
         self._check_timeout_s = options.grammar_timeout_s
 
     def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> Waiting:
