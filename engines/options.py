@@ -147,6 +147,12 @@ class RuntimeOptions(Section):
         gt=0.0,
         description="the longest a grammar may take to compile, or a finished text to be checked, in seconds",
     )
+    fill_timeout_s: float = Field(
+        default=0.25,
+        gt=0.0,
+        description="the processor's time that a request's grammar may take beyond 20 ms a round, in all, in seconds; then "
+        "the request ends with an error",
+    )
     max_grammar_bytes: Annotated[int, BeforeValidator(_whole), AfterValidator(_bytes)] = Field(
         default=1 << 18,
         description="the largest schema, grammar or list of choices that a request may ask for, in bytes",
@@ -250,6 +256,7 @@ class ServedOptions(TypedDict, total=False):
     threads: int | None
     queue_limit: int
     grammar_timeout_s: float
+    fill_timeout_s: float
     max_grammar_bytes: int
     max_prompt_bytes: int | None
     prompt_timeout_s: float

@@ -27,7 +27,7 @@ def register(export: typer.Typer) -> None:
 @takes_options(
     leave_out=(
         *("queue_limit", "profile"),
-        *("grammar_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"),
+        *("grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"),
     )
 )
 def check(

@@ -81,7 +81,8 @@ class GrammarLibrary:
         max_source_bytes: larger sources are refused.
         workers: compilations at once.
         cache: None for one of its own.
-        processes: where a schema is read that is not quick to read, and where an EBNF grammar is tried; None: here.
+        processes: where a schema is read that is not quick to read, and an EBNF grammar is tried; None: here, and not.
+        slowest_row_s: of the processor's time, that a row may take where a grammar is tried.
     """
 
     def __init__(
@@ -94,9 +95,12 @@ class GrammarLibrary:
         workers: int = 2,
         cache: GrammarCache | None = None,
         processes: ProcessPool | None = None,
+        slowest_row_s: float = 0.25,
     ) -> None:
         self._stop_ids = tuple(stop_ids)
         self._compiler = GrammarCompiler(vocabulary, self._stop_ids)
+        self._vocabulary = vocabulary
+        self._slowest_row_s = slowest_row_s
         self._digest = vocabulary.digest
         self._timeout_s = timeout_s
         self._max_source_bytes = max_source_bytes
@@ -206,6 +210,8 @@ class GrammarLibrary:
         try:
             for future in patient:
                 self._limit(source, future)
+            if source.engine == "xgrammar" and self._processes is not None:
+                self._try(source.text, self._processes)
             grammar = self._compiler.compile(source.kind, source.text, any_whitespace=source.any_whitespace)
             self._cache.put(self._key(source), grammar, grammar.size_bytes + len(source.text))
         except BaseException as error:
@@ -214,6 +220,13 @@ class GrammarLibrary:
             del self._waiting[source]
         for future in compilation.futures:
             _settle(future, grammar, failure)
+
+    def _try(self, grammar: str, processes: ProcessPool) -> None:
+        """Raise BadRequest for a grammar that has too much work in it; see trial.py."""
+        from tandemrt.runtime.grammars.trial import tried
+
+        work = (self._vocabulary.tokens, self._stop_ids, grammar, self._slowest_row_s)
+        processes.submit("structured_outputs.grammar: trying it", self._timeout_s, tried, *work).result()
 
     def _key(self, source: "Source") -> tuple[Any, ...]:
         return self._digest, self._stop_ids, source

@@ -53,7 +53,12 @@ class Filler:
         draft = drafted[: min(request.window, running.remaining - 1)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
-        count = running.constraint.fill(draft, self._masks, first)
+        if running.share is None:
+            count = running.constraint.fill(draft, self._masks, first)
+        else:
+            with running.share.step():
+                count = running.constraint.fill(draft, self._masks, first)
+            self._metrics.fill_seconds.observe(running.share.newest)
         # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
         # would draw from the target where the rule draws from the residual.
         if request.rule is Rule.REJECTION:
