@@ -64,9 +64,8 @@ class LLM:
             self.bundle,
             self.tokenizer,
             vocabulary,
+            asked,
             window=loop.drafter.window,
-            prefix_caching=asked.prefix_caching,
-            grammar_timeout_s=asked.grammar_timeout_s,
         )
         self.recorder = None if self._trace is None else Recorder()
         self._metrics = loop.metrics
@@ -139,7 +138,8 @@ class LLM:
             except RuntimeError:  # the event loop was closed: nobody listens any longer
                 request.cancel()
 
-        waiting = self._admit(prompt, params, listen)
+        # In a thread: a prompt takes time to read, and other streams of this event loop go on meanwhile.
+        waiting = await asyncio.to_thread(self._admit, prompt, params, listen)
         request = waiting.request
         self._worker.submit(waiting, block=False)
         try:

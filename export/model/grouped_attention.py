@@ -147,6 +147,7 @@ class GroupedAttention:
             return b.op("Squeeze", mixed, b.constant([1]))
 
         mixed = b.op("Transpose", b.loop(self.window.count, step), perm=[1, 0, 2])
+        mixed.shape = ir.Shape(dims_of(query))  # the loop's steps are the window's tokens
         return mixed, present[0], present[1]
 
     def _operator(

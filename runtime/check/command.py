@@ -23,7 +23,8 @@ def register(export: typer.Typer) -> None:
     export.command()(check)
 
 
-@takes_options(leave_out=("queue_limit", "grammar_timeout_s", "profile"))  # these change nothing that is checked
+# These change nothing that is checked.
+@takes_options(leave_out=("queue_limit", "grammar_timeout_s", "max_prompt_bytes", "prompt_timeout_s", "profile"))
 def check(
     bundle: BundlePath,
     out: Report = None,
