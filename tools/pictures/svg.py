@@ -6,9 +6,11 @@ from html import escape
 WIDTH = 480
 # Okabe and Ito's hues, which the colour-blind tell apart; in the dark lighter ones of the same.
 _STYLE = """
-.paper{fill:#fff}.ink,.code{fill:#16181d}.faint{fill:#596070}.box{fill:#eef1f5;stroke:#8a93a3}.line{stroke:#596070;fill:none}
+.paper{fill:#fff}.ink,.code{fill:#16181d}.faint{fill:#596070}
+.box{fill:#eef1f5;stroke:#8a93a3}.line{stroke:#596070;fill:none}
 .c0{fill:#0072b2}.c1{fill:#d98c00}.c2{fill:#009e73}.c3{fill:#a0437c}.c4{fill:#b24300}.on{fill:#fff}
-text{font:14px system-ui,-apple-system,'Segoe UI',sans-serif}.title{font-weight:600;font-size:16px}.small{font-size:12px}
+text{font:14px system-ui,-apple-system,'Segoe UI',sans-serif}
+.title{font-weight:600;font-size:16px}.small{font-size:12px}
 .code{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 @media (prefers-color-scheme:dark){
 .paper{fill:#14161a}.ink,.code{fill:#eceef2}.faint{fill:#a3abb9}.box{fill:#23272f;stroke:#6b7280}.line{stroke:#a3abb9}
