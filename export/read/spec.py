@@ -56,6 +56,7 @@ class ModelSpec:
         fields = Fields(config, "config.json")
         family = _family(fields)
         fields.only("hidden_act", "silu", "swish")
+        fields.skip("quantization_config")  # export/read/quantization/ reads it
         _skip_neutral(fields, family)
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
         default_head = 128 if family == "qwen3" else max(hidden // heads, 1)
