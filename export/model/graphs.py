@@ -85,14 +85,14 @@ class Graph:
 def open_models(recipe: Recipe) -> tuple[Model, ...]:
     """Open the target and, if a model drafts, the draft; check that they fit each other. Raises BadRecipe."""
     target = Model.open("target", recipe.target, recipe.target.dtype, length=recipe.limits.length)
-    _require_kernel(target, recipe)
     _require_products(target, recipe)
+    _require_kernel(target, recipe)
     if recipe.draft.kind != "model":
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
     draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
-    _require_kernel(draft, recipe)
     _require_products(draft, recipe)
+    _require_kernel(draft, recipe)
     if draft.spec.vocab != target.spec.vocab:
         rule = f"its logits must be as wide as the target's, {target.spec.vocab}"
         raise BadRecipe(f"draft.checkpoint: {rule}; got {draft.spec.vocab}; choose a draft of the target's family")
