@@ -40,7 +40,8 @@ def build(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Compute in this type instead of the recipe's, in target and draft; int8: weights in 8 bits, on a CPU."
+            help="Compute in this type instead of the recipe's, in target and draft; int8, int4: weights in 8 or 4 "
+            "bits, on a CPU."
         ),
     ] = None,
     timing_cache: Annotated[
