@@ -62,23 +62,28 @@ class Blocks:
         return found
 
 
-def quantize(matrix: npt.NDArray[np.float32], form: Form) -> Blocks:
-    """Round ``matrix`` [rows, inner] to the nearest, without zero points.
+def quantize(matrix: npt.NDArray[np.float32], form: Form, scales_in: npt.DTypeLike = np.float32) -> Blocks:
+    """Round ``matrix`` [rows, inner] to the nearest, without zero points, with scales that ``scales_in`` holds.
 
     With 8 bits the largest value of a block is the largest integer. With 4 the range of each block is the one of 13
     that leaves the least error (squared).
     """
+
+    def held(scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return scales.astype(scales_in).astype(np.float32)
+
     rows, inner = matrix.shape
     most = (1 << (form.bits - 1)) - 1
     padded = np.zeros((rows, -(-inner // form.block) * form.block), np.float32)
     padded[:, :inner] = matrix
     blocks = padded.reshape(rows, -1, form.block)
     largest = np.abs(blocks).max(axis=2) / np.float32(most)
-    scales, integers = largest, _rounded(blocks, largest, most)
+    scales = held(largest)
+    integers = _rounded(blocks, scales, most)
     if form.bits == 4:
         least = _error(blocks, integers, scales)
         for share in _SHRUNK[1:]:
-            tried = largest * share
+            tried = held(largest * share)
             rounded = _rounded(blocks, tried, most)
             error = _error(blocks, rounded, tried)
             better = error < least

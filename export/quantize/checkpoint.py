@@ -1,11 +1,10 @@
 """A checkpoint with its products' weights quantized, as one safetensors file."""
 
-import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +14,13 @@ from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.weights import Weights, stored_as
 from tandemrt.export.quantize.blocks import BLOCK, Blocks, Form, quantize
 from tandemrt.export.quantize.stored import parts_of, read_blocks, read_matrix, shape_of
-from tandemrt.export.read.checkpoint import DTYPES as WRITTEN
+from tandemrt.export.quantize.writer import Entry, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_NAMES = {name: code for code, (name, _) in WRITTEN.items()}
 # Together in the file what is one product in the graph, in its order (export/model/linear.py).
 _ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FILE = "model.safetensors"
@@ -36,23 +34,6 @@ class Quantized:
     checkpoint: Checkpoint
     error: float
     kept: int
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One tensor to write: ``kind`` of what ``product`` holds (Form.shapes), or ``source`` as it is stored."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    product: "_Product | None" = None
-    kind: str = ""
-    source: StoredTensor | None = None
-
-    @property
-    def header(self) -> tuple[str, str, tuple[int, ...], int]:
-        width = {code: size for code, (_, size) in WRITTEN.items()}[_NAMES[self.dtype]]
-        return self.name, _NAMES[self.dtype], self.shape, math.prod(self.shape) * width
 
 
 @dataclass(frozen=True)
@@ -81,42 +62,55 @@ def write_quantized(checkpoint: Checkpoint, spec: ModelSpec, folder: Path, bits:
     """
     if spec.tied:
         Weights(checkpoint, GraphBuilder("tied"), "float32").same(_HEAD, _EMBEDDING)
-    entries = list(_entries(checkpoint, spec, bits))
-    file = folder / FILE
-    changed = whole = 0.0
-    made: dict[str, dict[str, npt.NDArray]] = {}
-    with file.open("wb") as out:
-        out.write(_header(entry.header for entry in entries))
-        for entry in entries:
-            if entry.source is not None:
-                _copy(entry.source, out)
-                continue
-            product = entry.product
-            assert product is not None
-            if entry.kind == "integers":
-                blocks, error, size = _blocks(product, checkpoint)
-                made[product.module] = blocks.stored()
-                changed, whole = changed + error, whole + size
-            out.write(made[product.module].pop(entry.kind).tobytes())
-    written = Checkpoint(checkpoint.folder, checkpoint.config, read_header(file), (file,))
-    kept = {entry.product.module for entry in entries if entry.product and entry.product.comes_packed}
-    return Quantized(written, math.sqrt(changed / whole) if whole else 0.0, len(kept))
-
-
-def _entries(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None) -> Iterator[_Entry]:
-    """Everything to write, in the file's order."""
     products = sorted(_products(checkpoint, spec, bits), key=lambda product: _place(product.module))
+    rounding = _Rounding(checkpoint)
     gone = {name for product in products for name in _parts(product)} - {_EMBEDDING}
+    if spec.tied:
+        gone.add(_HEAD)  # it is the embedding's
+    kept = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in gone]
+    file = folder / FILE
+    write_safetensors(file, [*_entries(products, rounding), *kept])
+    written = Checkpoint(checkpoint.folder, checkpoint.config, read_header(file), (file,))
+    error = math.sqrt(rounding.changed / rounding.whole) if rounding.whole else 0.0
+    return Quantized(written, error, sum(product.comes_packed for product in products))
+
+
+@dataclass
+class _Rounding:
+    """Reads weights as blocks, one at a time. ``changed``: the sum of squares of what rounding changed so far, and
+    ``whole`` that of what was rounded."""
+
+    checkpoint: Checkpoint
+    changed: float = 0.0
+    whole: float = 0.0
+    _made: dict[str, npt.NDArray] = field(default_factory=dict)
+
+    def part(self, product: _Product, kind: str) -> Iterator[bytes]:
+        """The bytes of ``kind`` (Form.shapes) of a weight; its integers are asked for first, and each kind once."""
+        if kind == "integers":
+            stored = self._blocks(product).stored()
+            self._made |= {f"{product.module} {kind}": values for kind, values in stored.items()}
+        yield self._made.pop(f"{product.module} {kind}").tobytes()
+
+    def _blocks(self, product: _Product) -> Blocks:
+        tensors = self.checkpoint.tensors
+        if product.scheme is not None and product.comes_packed:
+            return read_blocks(product.module, tensors, product.scheme)
+        matrix = read_matrix(product.module, tensors, product.scheme)
+        blocks = quantize(matrix, product.form)
+        self.changed += float(np.square(blocks.restored - matrix, dtype=np.float64).sum())
+        self.whole += float(np.square(matrix, dtype=np.float64).sum())
+        return blocks
+
+
+def _entries(products: list[_Product], rounding: _Rounding) -> Iterator[Entry]:
+    """What holds the weights: those of one product one behind the other, kind by kind."""
     for group in _groups(products):
         shapes = [product.form.shapes(product.rows, product.inner) for product in group]
         for kind in shapes[0]:
             for product, found in zip(group, shapes, strict=True):
                 name = stored_as(f"{product.module}.weight", product.form.bits, kind)
-                yield _Entry(name, *found[kind], product=product, kind=kind)
-    for tensor in checkpoint.tensors.values():
-        # A tied head is the embedding's.
-        if tensor.name not in gone and (tensor.name != _HEAD or not spec.tied):
-            yield _Entry(tensor.name, tensor.dtype, tensor.shape, source=tensor)
+                yield Entry(name, *found[kind], partial(rounding.part, product, kind))
 
 
 def _products(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None) -> Iterator[_Product]:
@@ -140,16 +134,6 @@ def _parts(product: _Product) -> tuple[str, ...]:
     if product.scheme is None:
         return (f"{product.module}.weight",)
     return parts_of(product.module, product.scheme)
-
-
-def _blocks(product: _Product, checkpoint: Checkpoint) -> tuple[Blocks, float, float]:
-    """The weight in blocks, the sum of squares of what that changed, and that of what was rounded."""
-    if product.scheme is not None and product.comes_packed:
-        return read_blocks(product.module, checkpoint.tensors, product.scheme), 0.0, 0.0
-    matrix = read_matrix(product.module, checkpoint.tensors, product.scheme)
-    blocks = quantize(matrix, product.form)
-    error = np.square(blocks.restored - matrix, dtype=np.float64).sum()
-    return blocks, float(error), float(np.square(matrix, dtype=np.float64).sum())
 
 
 def _place(module: str) -> tuple[str, int]:
@@ -178,20 +162,3 @@ def _matrix(tensor: StoredTensor, scheme: Scheme | None) -> tuple[int, int]:
             f"quantized, it is {tensor.dtype}{list(tensor.shape)}; choose another dtype"
         )
     return tensor.shape[0], tensor.shape[1]
-
-
-def _copy(tensor: StoredTensor, out: BinaryIO, step: int = 1 << 24) -> None:
-    with tensor.file.open("rb") as source:
-        source.seek(tensor.offset)
-        for begin in range(0, tensor.nbytes, step):
-            out.write(source.read(min(step, tensor.nbytes - begin)))
-
-
-def _header(entries: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
-    said, begin = {}, 0
-    for name, dtype, shape, nbytes in entries:
-        said[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + nbytes]}
-        begin += nbytes
-    text = json.dumps(said).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

@@ -8,6 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from tandemrt.export.quantize.checkpoint import write_quantized
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import edit_config, make_checkpoint
 
 FP8 = torch.float8_e4m3fn
@@ -110,3 +113,12 @@ def rewrite(folder: Path, config: Mapping[str, Any], narrow: Narrow) -> Stored:
     save_file(tensors, folder / "model.safetensors")
     edit_config(folder, quantization_config=dict(config))
     return meant
+
+
+def packed(folder: Path) -> Checkpoint:
+    """The checkpoint as a build packs it, in a folder of its own."""
+    checkpoint = Checkpoint.open(folder)
+    out = folder / "packed"
+    out.mkdir()
+    (out / "config.json").write_bytes((folder / "config.json").read_bytes())
+    return write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), out, None).checkpoint

@@ -15,11 +15,9 @@ from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.model.graphs import open_models
-from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.stored import read_blocks, read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
-from tandemrt.export.read.spec import ModelSpec
 from tests.engine import narrow
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits
 from tests.makers import tiny_checkpoint, write_recipe
@@ -163,15 +161,6 @@ INT4 = {
 }
 
 
-def packed(folder: Path, bits: int | None = None) -> Checkpoint:
-    """The checkpoint as a build packs it, in a folder of its own."""
-    checkpoint = Checkpoint.open(folder)
-    out = folder / "packed"
-    out.mkdir()
-    (out / "config.json").write_bytes((folder / "config.json").read_bytes())
-    return write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), out, bits).checkpoint
-
-
 @pytest.mark.parametrize("case", INT4)
 def test_4_bits_are_packed_anew_with_the_values_that_the_checkpoint_means(tmp_path, case):
     model = INT4[case].write(tmp_path)
@@ -181,14 +170,14 @@ def test_4_bits_are_packed_anew_with_the_values_that_the_checkpoint_means(tmp_pa
     np.testing.assert_array_equal(found.restored, model.get_submodule(PROJECTION).weight.detach().numpy())
 
     expected = expected_logits(model, TOKENS)
-    packed(tmp_path)
+    narrow.packed(tmp_path)
     found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
     assert (found - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
 
 
 def test_a_checkpoint_of_4_bits_keeps_what_it_has_whole(tmp_path):
     INT4["awq"].write(tmp_path)
-    before, after = Checkpoint.open(tmp_path).tensors, packed(tmp_path).tensors
+    before, after = Checkpoint.open(tmp_path).tensors, narrow.packed(tmp_path).tensors
     assert after["lm_head.weight"].shape == before["lm_head.weight"].shape
     assert not [name for name in after if "qweight" in name or "qzeros" in name]
 
@@ -238,7 +227,7 @@ def test_another_order_of_packing_is_refused_by_shape(tmp_path):
     with pytest.raises(
         BadCheckpoint, match=r"'model.layers.0.*scales' should be .*\[\d+, \d+\] by .*it is float16\[2, \d+\]"
     ):
-        packed(tmp_path)
+        narrow.packed(tmp_path)
 
 
 def test_columns_out_of_order_are_refused(tmp_path):
@@ -247,7 +236,7 @@ def test_columns_out_of_order_are_refused(tmp_path):
     order[[3, 200]] = order[[200, 3]]
     edited(tmp_path, g_idx=order)
     with pytest.raises(BadCheckpoint, match=r"g_idx should give .* input 3 is in group 3; .*desc_act = false"):
-        packed(tmp_path)
+        narrow.packed(tmp_path)
 
 
 def test_4_bits_need_the_backend_that_has_products_of_them(tmp_path):
