@@ -5,7 +5,7 @@ The same prompt must always be the same tokens, so what draws lots in a tokenize
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from tokenizers import Tokenizer as Backend
 
 from tandemrt.engines.chat import OWN
 from tandemrt.engines.chat_template import ChatTemplate, chance_in_template
-from tandemrt.engines.control_tokens import MARKS, ControlText, control_tokens
+from tandemrt.engines.control_tokens import ControlText, control_tokens
 from tandemrt.engines.errors import BadBundle, BadRequest, TandemError, clipped, quoted
 from tandemrt.engines.validation import nearest
 from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
 
-_END = MARKS[-2] * 2  # of a message that is to be continued
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -28,6 +27,7 @@ class Tokenizer:
 
     ``backend`` is the tokenizer of the library ``tokenizers``; ``special_tokens`` are those with a name of their own
     (``eos_token`` ...); ``chat_templates`` are the sources of the chat templates by name, ``default`` is the one used.
+    ``folder`` is where it was read from, None if it was not.
     """
 
     def __init__(
@@ -35,9 +35,11 @@ class Tokenizer:
         backend: Backend,
         special_tokens: Mapping[str, str] | None = None,
         templates: Mapping[str, str] | None = None,
+        folder: Path | None = None,
         markers: Sequence[str] = (),
     ) -> None:
         self.backend = backend
+        self.folder = folder
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(templates or {})
         self.writers = (*self.chat_templates.values(), *markers)  # whose tags are control tokens
@@ -57,39 +59,25 @@ class Tokenizer:
         return found
 
     def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
         """The prompt that asks for an answer to ``messages``. Raises BadRequest, or what the template raises.
 
-        ``tools`` describe functions to call; a template named tool_use comes first then. With
-        ``continue_final_message`` the prompt ends in the text of the last message. ``variables`` are others that the
-        template reads.
+        ``tools`` describe functions to call; a template named tool_use comes first then.
         """
-        template = self._template(messages, tools, variables or {})
-        given = [*messages[:-1], _to_be_continued(messages[-1])] if continue_final_message else messages
-        text = template.render(given, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables)
-        return _before_the_end(text, messages[-1]) if continue_final_message else text
+        template = self.chat_template(messages, tools)
+        return template.render(template.values(messages, tools=tools))
 
-    @cached_property
-    def control_text(self) -> ControlText:
-        """What keeps the texts of users apart from control tokens."""
-        return ControlText(self.backend, control_tokens(self.backend, self.writers))
-
-    def _template(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], variables: Mapping[str, Any]
+    def chat_template(
+        self, messages: Sequence[Any], tools: Sequence[Any], variables: Mapping[str, Any] | None = None
     ) -> ChatTemplate:
+        """The template for ``messages`` and ``tools``. Raises BadRequest, also for variables that it does not read."""
         if not messages:
             raise BadRequest("prompt: must hold at least one message, received []")
         if "default" not in self._chat:
             raise BadRequest(f"prompt: needs a chat template named default, there are {quoted(sorted(self._chat))}")
         template = self._chat["tool_use" if tools and "tool_use" in self._chat else "default"]
-        for name in variables:
+        for name in variables or ():
             if name not in template.variables:
                 known = sorted(template.variables - {*OWN, *self.special_tokens})
                 raise BadRequest(
@@ -97,6 +85,11 @@ class Tokenizer:
                     f"{quoted(name)}{nearest(name, known)}; leave it out"
                 )
         return template
+
+    @cached_property
+    def control_text(self) -> ControlText:
+        """What keeps the texts of users apart from control tokens."""
+        return ControlText(self.backend, control_tokens(self.backend, self.writers))
 
 
 def open_tokenizer(
@@ -112,7 +105,7 @@ def open_tokenizer(
     try:
         found = read_tokenizer(folder)
         templates = found.chat_templates if given is None else {"default": given}
-        tokenizer = Tokenizer(found.backend, found.special_tokens, templates, markers)
+        tokenizer = Tokenizer(found.backend, found.special_tokens, templates, folder, markers)
         require_function(tokenizer)
         tokenizer.decode(tokenizer.encode("a b"), skip_special_tokens=True)
         return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size, tokenizer.writers)
@@ -123,6 +116,12 @@ def open_tokenizer(
             f"{folder}: this tokenizer cannot be used: {type(error).__name__}: {clipped(error)}; "
             "save it again with save_pretrained of transformers"
         ) from error
+
+
+@lru_cache(maxsize=2)
+def reopened(folder: Path, writers: tuple[str, ...]) -> Tokenizer:
+    """The tokenizer in ``folder``, which has been opened before: in another process, where it is kept."""
+    return Tokenizer(read_tokenizer(folder).backend, markers=writers)
 
 
 def require_function(tokenizer: Tokenizer) -> None:
@@ -156,7 +155,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     named = {name: _added(name, config[name]) for name in _NAMED if config.get(name) is not None}
     _add_missing(backend, config, list(named.values()))
     special_tokens = {name: token.content for name, token in named.items()}
-    return Tokenizer(backend, special_tokens, _templates(folder, config))
+    return Tokenizer(backend, special_tokens, _templates(folder, config), folder)
 
 
 def _add_missing(backend: Backend, config: Mapping[str, Any], named: list[AddedToken]) -> None:
@@ -216,26 +215,6 @@ def _template_file(path: str) -> str:
             f"chat_template: must be a file with a template, in UTF-8, received {quoted(path)}: {clipped(error)}; "
             "name another"
         ) from error
-
-
-def _to_be_continued(message: Mapping[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, str) or not content:
-        raise BadRequest(
-            f"continue_final_message: the last message must have a text to go on with, received {quoted(content)}; "
-            "leave it out, or send what the answer begins with as the last message"
-        )
-    return {**message, "content": f"{content}{_END} "}
-
-
-def _before_the_end(text: str, message: Mapping[str, Any]) -> str:
-    text, found, behind = text.rpartition(_END)
-    if not found:
-        raise BadRequest(
-            f"continue_final_message: the chat template leaves out the last message, received {quoted(dict(message))}; "
-            "leave it out"
-        )
-    return text if behind.startswith(" ") else text.rstrip()  # as the template does with the space behind the mark
 
 
 def _object(path: Path) -> dict[str, Any]:

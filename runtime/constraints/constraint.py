@@ -31,6 +31,11 @@ class Piece:
     tokens: tuple[int, ...]
     inner: frozenset[int] = frozenset()
 
+    @property
+    def emitted(self) -> int:
+        """How many emitted tokens begin here."""
+        return len(self.tokens) - len(self.inner)
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -123,6 +128,11 @@ class Constraint:
     def forced_ends_within(self, length: int) -> int:
         """How many forced ends began within the first ``length`` tokens: a stop string may have cut the others off."""
         return sum(at <= length for at in self._state.forced_at)
+
+    @property
+    def forced_spans(self) -> list[range]:
+        """Where in the output budgets wrote their forced ends, as far as they are out."""
+        return self._phases.forced_spans(self._state)
 
     @property
     def undecided(self) -> Piece:

@@ -172,6 +172,11 @@ class Phases:
         last = told[-1]._replace(left=0)
         return after._replace(length=length, phase=Phase.DONE, finish=after.finish or "length"), (*told[:-1], last)
 
+    def forced_spans(self, state: State) -> list[range]:
+        """Where in the output forced ends were written, as far as they are out."""
+        begins = [at - 1 for at in state.forced_at]
+        return [range(begin, min(begin + len(self._forced_end), state.length)) for begin in begins]
+
     def symbols(self, token: int) -> Sequence[int]:
         """What a token spells, as far as somebody looks for markers."""
         return self._rule.vocabulary.symbols(token) if self._rule else (token,)

@@ -14,7 +14,8 @@ from tandemrt import Chat
 from tandemrt.engines.control_tokens import MARKS, control_tokens
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.tokenizer import Tokenizer, open_tokenizer
-from tandemrt.runtime.requests.prompt import token_ids
+from tandemrt.runtime.processes.pool import ProcessPool
+from tandemrt.runtime.requests.prompt import PromptReader
 from tests.makers import MARKERS, VOCAB, tiny_tokenizer
 from tests.plain.test_tokenizer_parity import llama_like
 
@@ -34,10 +35,17 @@ def tokenizer(backend: Backend, template: str) -> Tokenizer:
     return Tokenizer(backend, {}, {"default": template})
 
 
+def token_ids(chat: Any, made: Tokenizer, *, valid_tokens: int = VOCAB) -> list[int]:
+    """The prompt of a chat. No process starts: these templates are quick, these texts short."""
+    pool = ProcessPool(processes=1)
+    reader = PromptReader(made, valid_tokens=valid_tokens, limit=10**6, most_bytes=10**5, processes=pool, timeout_s=9)
+    return reader.read(chat)
+
+
 def prompt(backend: Backend, chat: Any, template: str = CHATML) -> str:
     """What the prompt of a chat decodes to."""
     made = tokenizer(backend, template)
-    return made.decode(token_ids(chat, made, valid_tokens=VOCAB, limit=10**6))
+    return made.decode(token_ids(chat, made))
 
 
 def user(content: Any) -> list[dict[str, Any]]:
@@ -175,7 +183,7 @@ def test_no_text_of_a_user_becomes_a_control_token(backend: Backend, named: Toke
     made = named
     control = {index for index, token in backend.get_added_tokens_decoder().items()}
     chat = [{"role": "user", "name": name, "content": content}]
-    found = token_ids(chat, made, valid_tokens=VOCAB, limit=10**6)
+    found = token_ids(chat, made)
     spelled = [made.decode([index]) for index in found if index in control]
     assert spelled == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<think>"]
     assert made.decode(found) == f"<|im_start|>user{name}\n{content}<|im_end|>\n<|im_start|>assistant\n<think>"
@@ -183,20 +191,20 @@ def test_no_text_of_a_user_becomes_a_control_token(backend: Backend, named: Toke
 
 def test_a_chat_without_control_tokens_is_encoded_as_it_always_was(backend: Backend) -> None:
     made = tokenizer(backend, CHATML)
-    found = token_ids(user("the <b>text</b>"), made, valid_tokens=VOCAB, limit=10**6)
+    found = token_ids(user("the <b>text</b>"), made)
     assert found == made.encode(made.apply_chat_template(user("the <b>text</b>")), add_special_tokens=False)
 
 
 def test_texts_become_control_tokens_where_that_is_allowed(backend: Backend) -> None:
     made = tokenizer(backend, CHATML)
-    found = token_ids(Chat(user("<|im_end|>"), allow_control_tokens=True), made, valid_tokens=VOCAB, limit=10**6)
+    found = token_ids(Chat(user("<|im_end|>"), allow_control_tokens=True), made)
     assert found.count(backend.token_to_id("<|im_end|>")) == 2
 
 
 def test_tools_and_variables_are_texts_of_users_too(backend: Backend) -> None:
     made = tokenizer(backend, "{{ tools | tojson }}{{ documents[0] }}<|im_end|>")
     chat = Chat(user("x"), tools=[{"<think>": "<|im_end|>"}], chat_template_kwargs={"documents": ["<|im_end|>"]})
-    found = token_ids(chat, made, valid_tokens=VOCAB, limit=10**6)
+    found = token_ids(chat, made)
     assert found.count(backend.token_to_id("<|im_end|>")) == 1
     assert made.decode(found) == '[{"<think>": "<|im_end|>"}]<|im_end|><|im_end|>'
 
@@ -225,7 +233,7 @@ def test_control_tokens_are_special_ones_and_the_tags_that_a_template_writes(bac
 def test_a_template_finds_its_tags_in_an_answer_that_is_sent_back(backend: Backend) -> None:
     made = tokenizer(tagged(backend), TAGGED)
     chat = [*user("a</tool>b"), {"role": "assistant", "content": "<tool>x</tool>\n\n<table><|im_end|>"}]
-    found = token_ids(chat, made, valid_tokens=VOCAB, limit=10**6)
+    found = token_ids(chat, made)
     assert made.decode(found) == "user: a</tool>b<|im_end|>assistant: \n\n<table><|im_end|><|im_end|><tool>"
     assert [made.decode([i]) for i in found if i >= 262] == ["<|im_end|>", "\n\n", "<table>", "<|im_end|>", "<tool>"]
 
@@ -234,7 +242,7 @@ def test_a_tokenizer_that_writes_spaces_its_own_way_adds_none_around_such_a_text
     made = Tokenizer(
         open_tokenizer(llama_like(tmp_path), 4096)[0].backend, {}, {"default": "<s>{{ messages[0].content }}</s>"}
     )
-    found = token_ids(user("the</s>the <s>"), made, valid_tokens=4096, limit=100)
+    found = token_ids(user("the</s>the <s>"), made, valid_tokens=4096)
     assert (found[0], found[-1], set(found[1:-1]) & {0, 1, 2}) == (1, 2, set())
     assert made.decode(found, skip_special_tokens=True) == "the</s>the <s>"
 
