@@ -81,7 +81,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         check_destination(out, recipe.name, force=force)  # another builder may have been here meanwhile
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
-        models, notes = _quantize(models, folder, clock)
+        models, notes = _quantize(models, folder, clock, compiling.progress)
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
         engines = {}
@@ -144,13 +144,15 @@ def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
         shutil.copyfile(file, copy)
 
 
-def _quantize(models: tuple[Model, ...], folder: Path, clock: "_Clock") -> tuple[tuple[Model, ...], tuple[str, ...]]:
+def _quantize(
+    models: tuple[Model, ...], folder: Path, clock: "_Clock", progress: Callable[[str, int, int], None] | None
+) -> tuple[tuple[Model, ...], tuple[str, ...]]:
     """The models with the weights that their dtypes ask for in ``folder``, and what it cost, a line each."""
     found, notes = [], []
     for model in models:
         if model.dtype in QUANTIZED:
             with clock.step(f"Quantize the weights of {model.role} to {model.dtype}"):
-                written = write_quantized(model.source, model.spec, folder / model.role)
+                written = write_quantized(model.source, model.spec, folder / model.role, progress)
             found.append(replace(model, checkpoint=written.checkpoint))
             notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
         else:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -50,11 +50,14 @@ class _Entry:
         return self.name, _NAMES[self.dtype], self.shape, math.prod(self.shape) * width
 
 
-def write_quantized(checkpoint: Checkpoint, spec: ModelSpec, folder: Path) -> Quantized:
+def write_quantized(
+    checkpoint: Checkpoint, spec: ModelSpec, folder: Path, progress: Callable[[str, int, int], None] | None = None
+) -> Quantized:
     """Write ``checkpoint`` to a file in ``folder``: weights of products in 8 bits, everything else as it is stored.
 
-    One matrix is in memory at a time. The table of embeddings stays whole, also where the head shares it. Raises
-    BadCheckpoint for a weight of a product that is no matrix of floats, or a copy of a tied head that differs.
+    One matrix is in memory at a time. The table of embeddings stays whole, also where the head shares it. ``progress``
+    hears what is counted, how many are done, and how many there are. Raises BadCheckpoint for a weight of a product
+    that is no matrix of floats, or a copy of a tied head that differs.
     """
     if spec.tied:
         Weights(checkpoint, GraphBuilder("tied"), "float32").same(_HEAD, _EMBEDDING)
@@ -64,7 +67,9 @@ def write_quantized(checkpoint: Checkpoint, spec: ModelSpec, folder: Path) -> Qu
     with file.open("wb") as out:
         out.write(_header(entry.header for entry in entries))
         scales: list[npt.NDArray[np.float32]] = []
-        for entry in entries:
+        for number, entry in enumerate(entries):
+            if progress is not None:
+                progress("tensors", number, len(entries))
             if entry.name.endswith(STORED):
                 matrix = _read(entry.source)
                 integers, scale, restored = quantize(matrix)
