@@ -5,6 +5,8 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from tandemrt.engines.errors import NotQuick
+
 if TYPE_CHECKING:
     import jinja2
 
@@ -47,22 +49,19 @@ class ChatTemplate:
         """The prompt; None where making it may take long. Raises what the template raises."""
         if self._metered is None:
             return None
-        from tandemrt.engines.template_budget import Elsewhere
-
         try:
             return self._metered.render(values)
-        except Elsewhere:
+        except NotQuick:
             return None
 
     @cached_property
     def _metered(self) -> "MeteredTemplate | None":
-        from tandemrt.engines.template_budget import Elsewhere
         from tandemrt.engines.template_meter import MeteredTemplate
         from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
 
         try:
             return MeteredTemplate(self.source, environment())
-        except Elsewhere:
+        except NotQuick:
             return None
 
 

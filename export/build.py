@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
-from tandemrt.engines.dtypes import QUANTIZED
+from tandemrt.engines.dtypes import BITS, QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
@@ -20,6 +20,7 @@ from tandemrt.export.model.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import read_header
+from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.staging import check_destination, place, staged
 
 
@@ -131,7 +132,7 @@ class _Clock:
 def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
     for model in models:
         (folder / model.role).mkdir()
-        if model.dtype in QUANTIZED:
+        if model.packed:
             continue
         for file in model.checkpoint.files:
             placed = place(file, folder / model.role)
@@ -150,13 +151,24 @@ def _quantize(
     """The models with the weights that their dtypes ask for in ``folder``, and what it cost, a line each."""
     found, notes = [], []
     for model in models:
-        if model.dtype in QUANTIZED:
-            with clock.step(f"Quantize the weights of {model.role} to {model.dtype}"):
-                written = write_quantized(model.source, model.spec, folder / model.role, progress)
-            found.append(replace(model, checkpoint=written.checkpoint))
-            notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
-        else:
+        quantization = read_quantization(model.source.config, model.source.folder)
+        if quantization is not None and model.dtype not in QUANTIZED:
+            notes += [f"{model.role}: {note}" for note in quantization.notes()]
+        if not model.packed:
             found.append(model)
+            continue
+        rounded = model.dtype in QUANTIZED
+        title = (
+            f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"
+        )
+        with clock.step(title):
+            written = write_quantized(model.source, model.spec, folder / model.role, BITS.get(model.dtype), progress)
+        found.append(replace(model, checkpoint=written.checkpoint))
+        if quantization is not None and written.kept:
+            how = f"{written.kept} weights of 4 bits ({quantization.method})"
+            notes.append(f"{model.role}: {how} were packed anew, their values are the same")
+        if rounded:
+            notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
     return tuple(found), tuple(notes)
 
 

@@ -23,6 +23,7 @@ from tandemrt.runtime.processes.pool import ProcessPool
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, PromptReader
 from tandemrt.runtime.requests.request import Listener, Request
+from tandemrt.runtime.requests.share import GrammarShare
 from tandemrt.runtime.requests.text import Transcript
 from tandemrt.runtime.requests.waiting import Enforcement, Waiting
 
@@ -53,8 +54,15 @@ class Admission:
             processes=self._processes,
             timeout_s=options.prompt_timeout_s,
         )
-        self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=options.grammar_timeout_s)
-        self._check_timeout_s = options.grammar_timeout_s
+        self._grammars = GrammarLibrary(
+            vocabulary,
+            stop_ids=bundle.stop_ids,
+            timeout_s=options.grammar_timeout_s,
+            max_source_bytes=options.max_grammar_bytes,
+            slowest_row_s=options.fill_timeout_s,
+            processes=self._processes,
+        )
+        self._options = options
 
     def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> Waiting:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
@@ -133,7 +141,8 @@ class Admission:
                 # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
                 grammar = compiled.result()
                 check = None if grammar.check is None else partial(self._check, grammar.check)
-                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check))
+                share = GrammarShare(self._options.fill_timeout_s)
+                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check, share))
             except BaseException as error:  # whoever waits must hear of any
                 ready.set_exception(error)
 
@@ -148,7 +157,7 @@ class Admission:
 
     def _check(self, check: OutputCheck, text: str) -> "Future[str | None]":
         what = "structured_outputs.json: checking the finished text"
-        return self._processes.submit(what, self._check_timeout_s, check, text)
+        return self._processes.submit(what, self._options.grammar_timeout_s, check, text)
 
     def _require_rules(self) -> None:
         """Raise BadBundle where the bundle's markers and stop tokens would refuse every request."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from tandemrt.engines.chat_template import rendered
 from tandemrt.engines.errors import BadRequest, clipped, quoted
+from tandemrt.engines.sizes import exceeds
 from tandemrt.engines.tokenizer import Tokenizer, reopened
 from tandemrt.runtime.processes.pool import ProcessPool
 
@@ -104,7 +105,7 @@ class PromptReader:
         )
 
     def _encode_chat(self, chat: Chat, deadline: float | None) -> list[int]:
-        if _exceeds((chat.messages, chat.tools), CHAT_FACTOR * self._most_bytes):
+        if exceeds((chat.messages, chat.tools), CHAT_FACTOR * self._most_bytes):
             raise BadRequest(
                 f"prompt: messages and tools must hold at most {CHAT_FACTOR * self._most_bytes} characters, "
                 f"{CHAT_FACTOR} times max_prompt_bytes, received {quoted(chat.messages)}; shorten them"
@@ -165,24 +166,6 @@ def _refused(problem: Exception | str, messages: list[Any]) -> BadRequest:
     return BadRequest(
         f"prompt: the chat template refused the messages: {clipped(problem)}; received {quoted(messages)}"
     )
-
-
-def _exceeds(value: Any, most: int) -> bool:
-    """Whether ``value`` holds more than ``most`` characters and values, each counted wherever it stands."""
-    size, open_values = 0, [value]
-    while open_values and size <= most:
-        value = open_values.pop()
-        size += 1
-        if isinstance(value, str):
-            size += len(value)
-        elif isinstance(value, Mapping):
-            size += len(value)
-            open_values += value.keys()
-            open_values += value.values()
-        elif isinstance(value, list | tuple):
-            size += len(value)
-            open_values += value if size <= most else ()
-    return size > most
 
 
 def _render(source: str, values: Mapping[str, Any]) -> list[str | None]:

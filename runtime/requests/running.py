@@ -24,7 +24,7 @@ class Running:
 
     def __init__(self, waiting: Waiting, slot: int, cached: int = 0) -> None:
         self.request: Request = waiting.request
-        self.constraint, self._check = waiting.enforcement.result()
+        self.constraint, self._check, self.share = waiting.enforcement.result()
         self.penalties = waiting.penalties
         self.hashes = waiting.hashes
         self.tokens = list(self.request.prompt)
