@@ -198,6 +198,11 @@ class Manifest(Record):
         return _digest(self.model_dump(mode="json"))
 
     @property
+    def marker_texts(self) -> tuple[str, ...]:
+        """Every marker of reasoning as text."""
+        return tuple(marker.text for marker in _all(self.markers))
+
+    @property
     def weights(self) -> int:
         """Bytes of all files that hold weights."""
         return sum(file.size for name, file in self.files.items() if holds_weights(name))

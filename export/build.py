@@ -11,6 +11,7 @@ from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.dtypes import BITS, QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
+from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
@@ -173,9 +174,10 @@ def _quantize(
 
 
 def _require_tokenizer(folder: Path, target: Model) -> None:
-    """Raise BadCheckpoint unless the tokenizer in ``folder`` is one that the runtime will open."""
+    """Raise BadCheckpoint unless the tokenizer in ``folder`` and its recommendations are what the runtime will open."""
     try:
         open_tokenizer(folder, target.spec.vocab)
+        recommended(folder)
     except BadBundle as error:
         raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error
 

@@ -13,6 +13,8 @@ from rich.table import Table
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.decoder import Operator, Piece
+from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import Engine, EngineName, Limits, Manifest, Marker
 from tandemrt.export.build import BuildReport
 from tandemrt.export.capacity import SHARE, Capacity
@@ -55,6 +57,8 @@ def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool, fits: Cap
         console.print(_pairs(title, rows))
     console.print(_limits(manifest))
     console.print(_vocabulary(manifest))
+    if defaults := _defaults(bundle):
+        console.print(_pairs("Default sampling parameters", {name: str(value) for name, value in defaults.items()}))
     if steps := _steps(manifest):
         console.print(_pairs("Steps and kernels", steps))
     if fits is not None:
@@ -79,10 +83,23 @@ def print_repository(model: Path, problems: list[str]) -> None:
 def print_json(bundle: Bundle, problems: list[str], *, verify: bool, fits: Capacity | None = None) -> None:
     """Print the manifest and the findings as one JSON object."""
     manifest = bundle.manifest.model_dump(mode="json")
-    result: dict[str, Any] = {"manifest": manifest, "verified": verify, "holds": not problems, "problems": problems}
+    result: dict[str, Any] = {
+        "manifest": manifest,
+        "default_sampling_params": _defaults(bundle),
+        "verified": verify,
+        "holds": not problems,
+        "problems": problems,
+    }
     if fits is not None:
         result["fits"] = asdict(fits)
     console.file.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def _defaults(bundle: Bundle) -> dict[str, Any]:
+    try:
+        return recommended(bundle.tokenizer_dir)
+    except BadBundle:  # the file was changed, which is among the problems
+        return {}
 
 
 def _contracts(engine: Engine) -> dict[str, Contract]:

@@ -59,7 +59,10 @@ class LLM:
         self._trace = _trace_file(trace)
         self.bundle = Bundle.open(bundle)
         asked.require_fit(self.bundle.limits)
-        self.tokenizer, vocabulary = open_tokenizer(self.bundle.tokenizer_dir, self.bundle.vocab)
+        folder, markers = self.bundle.tokenizer_dir, self.bundle.manifest.marker_texts
+        self.tokenizer, vocabulary = open_tokenizer(
+            folder, self.bundle.vocab, chat_template=asked.chat_template, markers=markers
+        )
         with working(f"opening {self.bundle.name}", self.bundle.manifest.weights):
             loop = assemble(self.bundle, asked)
         self._admission = Admission(
