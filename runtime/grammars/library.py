@@ -95,7 +95,7 @@ class GrammarLibrary:
         workers: int = 2,
         cache: GrammarCache | None = None,
         processes: ProcessPool | None = None,
-        slowest_row_s: float = 0.25,
+        slowest_row_s: float = 0.1,
     ) -> None:
         self._stop_ids = tuple(stop_ids)
         self._compiler = GrammarCompiler(vocabulary, self._stop_ids)
