@@ -1,8 +1,9 @@
 """What may be given as a prompt, and the token ids it comes to, within sizes and a time."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ CHAT_FACTOR = 4  # how much larger than a text messages may be: templates leave 
 QUICK_BYTES = 256 << 10  # of a text that becomes tokens here; a second of work at worst
 
 Message = Mapping[str, Any]
+InProcess = Callable[..., Any]  # what it is, a function and its arguments; returns its result
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,12 @@ class PromptReader:
         self._processes = processes
         self._timeout_s = timeout_s
 
-    def read(self, prompt: Prompt, deadline: float | None = None) -> list[int]:
-        """Return the prompt's token ids. ``deadline``: in seconds of ``time.monotonic``.
+    def read(self, prompt: Prompt, deadline: float | None = None, client: str = "") -> list[int]:
+        """Return the prompt's token ids. ``deadline``: in seconds of ``time.monotonic``; ``client``: whose it is.
 
         Raises BadRequest for an empty prompt, one that is too large or takes too long, and ids out of range.
         """
-        ids = self._encode(prompt, deadline)
+        ids = self._encode(prompt, partial(self._in_process, client, deadline))
         if not ids:
             raise BadRequest(f"prompt: must hold at least one token, received {quoted(prompt)}")
         if len(ids) > self._limit:
@@ -88,14 +90,14 @@ class PromptReader:
             raise BadRequest(f"prompt: token ids must be in 0..{self._valid_tokens - 1}, received {quoted(outside)}")
         return ids
 
-    def _encode(self, prompt: Prompt, deadline: float | None) -> list[int]:
+    def _encode(self, prompt: Prompt, in_process: InProcess) -> list[int]:
         if isinstance(prompt, str):
-            return self._encode_text(prompt, deadline)
+            return self._encode_text(prompt, in_process)
         if isinstance(prompt, Chat):
-            return self._encode_chat(prompt, deadline)
+            return self._encode_chat(prompt, in_process)
         if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
             if prompt and isinstance(prompt[0], Mapping):
-                return self._encode_chat(Chat(prompt), deadline)  # type: ignore[arg-type]
+                return self._encode_chat(Chat(prompt), in_process)  # type: ignore[arg-type]
             if len(prompt) > self._limit:
                 raise self._too_long(len(prompt))
             if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
@@ -104,7 +106,7 @@ class PromptReader:
             f"prompt: must be a text, a list of token ids or a list of chat messages, received {quoted(prompt)}"
         )
 
-    def _encode_chat(self, chat: Chat, deadline: float | None) -> list[int]:
+    def _encode_chat(self, chat: Chat, in_process: InProcess) -> list[int]:
         if exceeds((chat.messages, chat.tools), CHAT_FACTOR * self._most_bytes):
             raise BadRequest(
                 f"prompt: messages and tools must hold at most {CHAT_FACTOR * self._most_bytes} characters, "
@@ -125,12 +127,12 @@ class PromptReader:
         except Exception as error:  # templates raise whatever their author wrote
             raise _refused(error, messages) from error
         if text is None:
-            text, problem = self._in_process("the chat template", deadline, _render, template.source, values)
+            text, problem = in_process("the chat template", _render, template.source, values)
             if problem is not None:
                 raise _refused(problem, messages)
-        return self._encode_text(text, deadline, add_special_tokens=False)
+        return self._encode_text(text, in_process, add_special_tokens=False)
 
-    def _encode_text(self, text: str, deadline: float | None, *, add_special_tokens: bool = True) -> list[int]:
+    def _encode_text(self, text: str, in_process: InProcess, *, add_special_tokens: bool = True) -> list[int]:
         try:
             size = len(text) if len(text) > self._most_bytes else len(text.encode())
         except UnicodeEncodeError as error:
@@ -146,12 +148,12 @@ class PromptReader:
         if size <= QUICK_BYTES or self._tokenizer.folder is None:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         arguments = (self._tokenizer.folder, text, add_special_tokens)
-        ids: list[int] = self._in_process("making tokens of the text", deadline, _tokens, *arguments)
+        ids: list[int] = in_process("making tokens of the text", _tokens, *arguments)
         return ids
 
-    def _in_process(self, what: str, deadline: float | None, *work: Any) -> Any:
+    def _in_process(self, client: str, deadline: float | None, what: str, *work: Any) -> Any:
         left = self._timeout_s if deadline is None else min(self._timeout_s, deadline - time.monotonic())
-        return self._processes.submit(f"prompt: {what}", max(left, 0.0), *work).result()
+        return self._processes.submit(client, f"prompt: {what}", max(left, 0.0), *work).result()
 
     def _too_long(self, received: int) -> BadRequest:
         return BadRequest(
