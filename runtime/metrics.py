@@ -1,7 +1,7 @@
 """What the runtime counts about itself, in one place."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -46,6 +46,10 @@ class Metrics:
     fill_seconds: Histogram = field(default_factory=lambda: Histogram(QUICK))  # of a grammar's masks, per round
     accepted_per_step: Histogram = field(default_factory=lambda: Histogram(COUNTS))
 
+    def __post_init__(self) -> None:
+        self.listener: Callable[[str, float, float], None] | None = None
+        """Hears the verb, the start and the end of all that is ``timed``, in seconds of ``time.perf_counter``."""
+
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
         """Add the host time of the block to ``seconds[verb]``."""
@@ -53,7 +57,10 @@ class Metrics:
         try:
             yield
         finally:
-            self.seconds[verb] += time.perf_counter() - start
+            end = time.perf_counter()
+            self.seconds[verb] += end - start
+            if self.listener is not None:
+                self.listener(verb, start, end)
 
     @property
     def device_ms_per_round(self) -> dict[str, float]:

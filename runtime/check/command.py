@@ -12,7 +12,7 @@ from rich.table import Table
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.command_options import takes_options
 from tandemrt.engines.options import RuntimeOptions
-from tandemrt.runtime.cli.commands import BundlePath, Report
+from tandemrt.runtime.cli.arguments import BundlePath, Report
 
 _COLOURS = {"pass": "green", "fail": "red", "measured": "cyan", "not applicable": "dim"}
 console = Console()

@@ -56,6 +56,7 @@ def parameters(command: tuple[str, ...]) -> dict[str, click.Parameter]:
 def test_python_takes_every_option_by_its_name_with_its_default() -> None:
     taken = dict(inspect.signature(LLM).parameters)
     assert taken.pop("bundle").kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert taken.pop("trace").default is None
     assert {name: parameter.default for name, parameter in taken.items()} == {
         name: field.default for name, field in FIELDS.items()
     }

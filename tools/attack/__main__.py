@@ -24,8 +24,9 @@ from rich.table import Table
 
 from tools.attack.clients import clients as behaviours
 from tools.attack.faces import Face, Http, python_api, serve
-from tools.attack.measure import Attacked, Felt, attacked, quiet, resident_mb
+from tools.attack.measure import Attacked, Felt, attacked, quiet
 from tools.attack.requests import requests
+from tools.memory import resident_mb
 
 LONGEST_MS = 250.0
 TIMES = 3.0

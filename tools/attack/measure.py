@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
 from tools.attack.faces import Face
+from tools.memory import resident_mb
 
 SETTLE_S = 0.2  # between an attack's end and the look at what it left
 
@@ -74,12 +74,6 @@ def attacked(face: Face, name: str, attack: Callable[[], str], *, clients: int, 
         answers[0][1] if answers else "never answered",
         resident_mb(face.pid) - before,
     )
-
-
-def resident_mb(pid: int) -> float:
-    """Resident memory of a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def _gaps(face: Face, going_on: Callable[[], bool], meanwhile: Iterable[threading.Thread] = ()) -> list[float]:
