@@ -105,9 +105,9 @@ def _prefill_chunk(value: int) -> int:
     return value
 
 
-def _prompt_bytes(value: int) -> int:
+def _bytes(value: int) -> int:
     if value < 1:
-        raise refuse(f"a prompt must be able to hold a byte, received {quoted(value)}")
+        raise refuse(f"at least one byte must be allowed, received {quoted(value)}")
     return value
 
 
@@ -147,7 +147,17 @@ class RuntimeOptions(Section):
         gt=0.0,
         description="the longest a grammar may take to compile, or a finished text to be checked, in seconds",
     )
-    max_prompt_bytes: Annotated[int, BeforeValidator(_whole), AfterValidator(_prompt_bytes)] | None = Field(
+    fill_timeout_s: float = Field(
+        default=0.25,
+        gt=0.0,
+        description="the processor's time that a request's grammar may take beyond 20 ms a round, in all, in seconds; "
+        "then the request ends with an error",
+    )
+    max_grammar_bytes: Annotated[int, BeforeValidator(_whole), AfterValidator(_bytes)] = Field(
+        default=1 << 18,
+        description="the largest schema, grammar or list of choices that a request may ask for, in bytes",
+    )
+    max_prompt_bytes: Annotated[int, BeforeValidator(_whole), AfterValidator(_bytes)] | None = Field(
         default=None,
         description="the largest text that may become a prompt's tokens, in bytes; messages may hold four times as "
         "much; default: 16 for each token of the bundle's length",
@@ -156,6 +166,15 @@ class RuntimeOptions(Section):
         default=10.0,
         gt=0.0,
         description="the longest a chat template may take for a chat, and a long text to become tokens, in seconds",
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="a file with a chat template in place of the checkpoint's; default: the bundle's own",
+    )
+    generation_config: bool = Field(
+        default=True,
+        description="sampling parameters that a request does not give are those of the checkpoint's "
+        "generation_config.json (temperature, top_p and so on)",
     )
     cache_tokens: Annotated[int, BeforeValidator(_whole), AfterValidator(_cache_tokens)] | None = Field(
         default=None,
@@ -246,8 +265,12 @@ class ServedOptions(TypedDict, total=False):
     threads: int | None
     queue_limit: int
     grammar_timeout_s: float
+    fill_timeout_s: float
+    max_grammar_bytes: int
     max_prompt_bytes: int | None
     prompt_timeout_s: float
+    chat_template: str | None
+    generation_config: bool
     cache_tokens: int | None
     prefix_caching: bool
     prefill_chunk: int | None

@@ -7,6 +7,8 @@ from typing import Any
 from jinja2 import pass_context
 from jinja2.runtime import Context
 
+from tandemrt.engines.errors import NotQuick
+
 BUDGET = 1 << 22  # characters: some ten milliseconds
 STEP = 64  # what a step costs, in characters
 VALUE = 32  # what each value within another one costs
@@ -21,10 +23,6 @@ _METHODS = frozenset(
 )
 
 
-class Elsewhere(Exception):
-    """The rendering is not known to be quick."""
-
-
 class _Left(threading.local):
     """What is left of this thread's budget."""
 
@@ -35,14 +33,14 @@ left = _Left()
 
 
 def require_linear(method: BuiltinMethodType, args: tuple[Any, ...]) -> None:
-    """Spend what a call of ``method`` costs. Raises Elsewhere for one that may give much more than it takes."""
+    """Spend what a call of ``method`` costs. Raises NotQuick for one that may give much more than it takes."""
     owner, name = method.__self__, method.__name__
     if not isinstance(owner, str | list | tuple | dict) or name not in _METHODS:
-        raise Elsewhere
+        raise NotQuick
     spend(size(owner))
     many = args[1:] if name == "replace" else (owner,) if name == "join" else ()
     if any(isinstance(each, str) and len(each) > SHORT for each in many):
-        raise Elsewhere
+        raise NotQuick
     if name == "join":
         _count(args)
 
@@ -53,11 +51,11 @@ def whole(_: Context, value: Any) -> Any:
     if isinstance(value, str):
         left.budget -= len(value)
         if left.budget < 0:
-            raise Elsewhere
+            raise NotQuick
     elif isinstance(value, list | tuple | dict):
         _count(value)
     elif isinstance(value, int) and not is_word(value):
-        raise Elsewhere
+        raise NotQuick
     return value
 
 
@@ -76,10 +74,10 @@ def step(_: Context, cost: int) -> bool:
 
 
 def spend(cost: int) -> None:
-    """Take from this thread's budget. Raises Elsewhere where too little is left."""
+    """Take from this thread's budget. Raises NotQuick where too little is left."""
     left.budget -= cost
     if left.budget < 0:
-        raise Elsewhere
+        raise NotQuick
 
 
 def _count(value: Any) -> None:

@@ -2,7 +2,7 @@
 
 A template is a program, and may run for ever or grow without end. Here it counts what it does: its steps (a pass of a
 loop, a call) and the characters it handles. What may give much more than it takes (``'a' * 10**9``) is not done at all.
-So a rendering that comes to its end was quick; one that does not raises Elsewhere, and belongs into a process.
+So a rendering that comes to its end was quick; one that does not raises NotQuick, and belongs into a process.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from tandemrt.engines import template_budget as budgets
-from tandemrt.engines.template_budget import BUDGET, SHORT, STEP, Elsewhere, is_word, size, spend
+from tandemrt.engines.errors import NotQuick
+from tandemrt.engines.template_budget import BUDGET, SHORT, STEP, is_word, size, spend
 
 _NODE = 8  # what each part of a body costs, at every step
 
@@ -30,7 +31,7 @@ _COMPARING = frozenset("in eq equalto == ne != lower upper gt greaterthan > lt l
 
 
 class MeteredTemplate:
-    """A template that counts what it does. Raises Elsewhere if it holds what may never be quick."""
+    """A template that counts what it does. Raises NotQuick if it holds what may never be quick."""
 
     def __init__(self, source: str, environment: jinja2.Environment) -> None:
         metered = _Metered(trim_blocks=True, lstrip_blocks=True, extensions=list(environment.extensions))
@@ -43,7 +44,7 @@ class MeteredTemplate:
         self._template = metered.from_string(_Meter().visit(metered.parse(source)))
 
     def render(self, values: Mapping[str, Any], budget: int = BUDGET) -> str:
-        """Render within ``budget``, in characters. Raises Elsewhere, or what the template raises."""
+        """Render within ``budget``, in characters. Raises NotQuick, or what the template raises."""
         budgets.left.budget = budget
         return self._template.render(values)
 
@@ -56,19 +57,19 @@ class _Metered(ImmutableSandboxedEnvironment):
         if isinstance(__callee, BuiltinMethodType):
             budgets.require_linear(__callee, args)
         elif isinstance(__callee, FunctionType) and __callee not in __self.globals.values():  # as of str.format
-            raise Elsewhere
+            raise NotQuick
         return super().call(__context, __callee, *args, **named)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" and type(left) is str and type(right) is str:  # nearly always
             budgets.left.budget -= len(left) + len(right)
             if budgets.left.budget < 0:
-                raise Elsewhere
+                raise NotQuick
             return left + right
         if operator == "+" and not (isinstance(left, int) and isinstance(right, int)):
             spend(size(left) + size(right))
         elif operator == "**" or not (is_word(left) and is_word(right)):
-            raise Elsewhere
+            raise NotQuick
         return super().call_binop(context, operator, left, right)
 
 
@@ -123,9 +124,9 @@ class _Meter(NodeTransformer):
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:  # noqa: N802
         given = [*node.args, *(each.value for each in node.kwargs), *filter(None, (node.dyn_args, node.dyn_kwargs))]
         if node.name not in _FILTERS or (node.name not in _SHALLOW and not all(map(_is_small, given))):
-            raise Elsewhere
+            raise NotQuick
         if node.name in ("map", "select", "reject") and not _names_known(node.args[:1]):
-            raise Elsewhere
+            raise NotQuick
         self.generic_visit(node)
         if node.node is not None:
             node.node = _counted(node.node, "_outside" if node.name in _SHALLOW else "_whole")
@@ -133,7 +134,7 @@ class _Meter(NodeTransformer):
 
     def visit_Name(self, node: nodes.Name) -> nodes.Node:  # noqa: N802
         if node.name == "lipsum":
-            raise Elsewhere
+            raise NotQuick
         return node
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
-from tandemrt.engines.dtypes import QUANTIZED
+from tandemrt.engines.dtypes import BITS, QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
+from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
@@ -20,6 +21,7 @@ from tandemrt.export.model.graphs import Model, graphs, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import read_header
+from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.staging import check_destination, place, staged
 
 
@@ -81,7 +83,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         check_destination(out, recipe.name, force=force)  # another builder may have been here meanwhile
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
-        models, notes = _quantize(models, folder, clock)
+        models, notes = _quantize(models, folder, clock, compiling.progress)
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
         engines = {}
@@ -131,7 +133,7 @@ class _Clock:
 def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
     for model in models:
         (folder / model.role).mkdir()
-        if model.dtype in QUANTIZED:
+        if model.packed:
             continue
         for file in model.checkpoint.files:
             placed = place(file, folder / model.role)
@@ -144,24 +146,38 @@ def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
         shutil.copyfile(file, copy)
 
 
-def _quantize(models: tuple[Model, ...], folder: Path, clock: "_Clock") -> tuple[tuple[Model, ...], tuple[str, ...]]:
+def _quantize(
+    models: tuple[Model, ...], folder: Path, clock: "_Clock", progress: Callable[[str, int, int], None] | None
+) -> tuple[tuple[Model, ...], tuple[str, ...]]:
     """The models with the weights that their dtypes ask for in ``folder``, and what it cost, a line each."""
     found, notes = [], []
     for model in models:
-        if model.dtype in QUANTIZED:
-            with clock.step(f"Quantize the weights of {model.role} to {model.dtype}"):
-                written = write_quantized(model.source, model.spec, folder / model.role)
-            found.append(replace(model, checkpoint=written.checkpoint))
-            notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
-        else:
+        quantization = read_quantization(model.source.config, model.source.folder)
+        if quantization is not None and model.dtype not in QUANTIZED:
+            notes += [f"{model.role}: {note}" for note in quantization.notes()]
+        if not model.packed:
             found.append(model)
+            continue
+        rounded = model.dtype in QUANTIZED
+        title = (
+            f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"
+        )
+        with clock.step(title):
+            written = write_quantized(model.source, model.spec, folder / model.role, BITS.get(model.dtype), progress)
+        found.append(replace(model, checkpoint=written.checkpoint))
+        if quantization is not None and written.kept:
+            how = f"{written.kept} weights of 4 bits ({quantization.method})"
+            notes.append(f"{model.role}: {how} were packed anew, their values are the same")
+        if rounded:
+            notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
     return tuple(found), tuple(notes)
 
 
 def _require_tokenizer(folder: Path, target: Model) -> None:
-    """Raise BadCheckpoint unless the tokenizer in ``folder`` is one that the runtime will open."""
+    """Raise BadCheckpoint unless the tokenizer in ``folder`` and its recommendations are what the runtime will open."""
     try:
         open_tokenizer(folder, target.spec.vocab)
+        recommended(folder)
     except BadBundle as error:
         raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error
 

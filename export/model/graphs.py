@@ -20,6 +20,7 @@ from tandemrt.export.model.heads import build_adjust, build_propose, build_verif
 from tandemrt.export.model.lowerings import Lowering, fitting
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.plugins.operators import HEAD_DIMS
@@ -30,7 +31,7 @@ class Model:
     """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe.
 
     ``source`` is the checkpoint as the recipe names it, ``checkpoint`` what the graph points into: the same, or what
-    was made of it for a ``dtype`` of weights (engines/dtypes.py, QUANTIZED).
+    was made of it (``packed``).
     """
 
     role: EngineName
@@ -44,6 +45,12 @@ class Model:
     def compute(self) -> str:
         """The dtype that the engine computes in."""
         return QUANTIZED.get(self.dtype, self.dtype)
+
+    @property
+    def packed(self) -> bool:
+        """Whether a build writes the weights anew: in other integers, or in another order of those they come in."""
+        found = read_quantization(self.source.config, self.source.folder)
+        return self.dtype in QUANTIZED or (found is not None and found.comes_packed)
 
     @classmethod
     def open(cls, role: EngineName, section: Target | ModelDraft, dtype: str, *, length: int) -> "Model":
@@ -79,11 +86,13 @@ class Graph:
 def open_models(recipe: Recipe) -> tuple[Model, ...]:
     """Open the target and, if a model drafts, the draft; check that they fit each other. Raises BadRecipe."""
     target = Model.open("target", recipe.target, recipe.target.dtype, length=recipe.limits.length)
+    _require_products(target, recipe)
     _require_kernel(target, recipe)
     if recipe.draft.kind != "model":
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
     draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
+    _require_products(draft, recipe)
     _require_kernel(draft, recipe)
     if draft.spec.vocab != target.spec.vocab:
         rule = f"its logits must be as wide as the target's, {target.spec.vocab}"
@@ -101,6 +110,16 @@ def _require_kernel(model: Model, recipe: Recipe) -> None:
         raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
     if recipe.cache == "paged" and (why := unsupported(model.spec, "paged", recipe.capacity)):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
+
+
+def _require_products(model: Model, recipe: Recipe) -> None:
+    found = read_quantization(model.source.config, model.source.folder)
+    if found is not None and recipe.backend.name != "onnxruntime-cpu":
+        rule = f"a checkpoint that comes quantized ({found.method}) needs backend.name 'onnxruntime-cpu'"
+        raise BadRecipe(
+            f"{model.role}.checkpoint: {rule}; got {recipe.backend.name!r}, which has no products for it yet; choose "
+            "that backend, or the checkpoint that is not quantized"
+        )
 
 
 def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> list[Graph]:

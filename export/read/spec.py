@@ -75,6 +75,7 @@ class ModelSpec:
         """
         config, architecture, family = _identified(config)
         fields = Fields({**family.defaults, **config}, "config.json")
+        fields.skip("quantization_config")  # export/read/quantization/ reads it
         _skip_neutral(fields, family, architecture)
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
         head_dim, kv_heads = (

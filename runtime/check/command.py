@@ -24,7 +24,12 @@ def register(export: typer.Typer) -> None:
 
 
 # These change nothing that is checked.
-@takes_options(leave_out=("queue_limit", "grammar_timeout_s", "max_prompt_bytes", "prompt_timeout_s", "profile"))
+@takes_options(
+    leave_out=(
+        *("queue_limit", "profile"),
+        *("grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"),
+    )
+)
 def check(
     bundle: BundlePath,
     out: Report = None,

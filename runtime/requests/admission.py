@@ -9,6 +9,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.fit import require_fit
+from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ from tandemrt.runtime.processes.pool import ProcessPool
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, PromptReader
 from tandemrt.runtime.requests.request import Listener, Request
+from tandemrt.runtime.requests.share import GrammarShare
 from tandemrt.runtime.requests.text import Transcript
 from tandemrt.runtime.requests.waiting import Enforcement, Waiting
 
@@ -41,6 +43,8 @@ class Admission:
     ) -> None:
         self._bundle = bundle
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._defaults = recommended(bundle.tokenizer_dir) if options.generation_config else {}
         self._window = window
         self._digest = bundle.manifest.digest if options.prefix_caching else None
         self._require_rules()
@@ -53,8 +57,15 @@ class Admission:
             processes=self._processes,
             timeout_s=options.prompt_timeout_s,
         )
-        self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=options.grammar_timeout_s)
-        self._check_timeout_s = options.grammar_timeout_s
+        self._grammars = GrammarLibrary(
+            vocabulary,
+            stop_ids=bundle.stop_ids,
+            timeout_s=options.grammar_timeout_s,
+            max_source_bytes=options.max_grammar_bytes,
+            slowest_row_s=options.fill_timeout_s,
+            processes=self._processes,
+        )
+        self._options = options
 
     def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> Waiting:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
@@ -65,6 +76,10 @@ class Admission:
         limits = self._bundle.limits
         ids = self._prompts.read(prompt, None if params.timeout_s is None else called + params.timeout_s)
         room = limits.length - len(ids)
+        defaults = dict(self._defaults)
+        if "max_tokens" in defaults:  # what was recommended for any prompt
+            defaults["max_tokens"] = min(room, defaults["max_tokens"])
+        params = params.over(defaults)
         if params.max_tokens is not None and params.max_tokens > room:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
@@ -133,7 +148,8 @@ class Admission:
                 # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
                 grammar = compiled.result()
                 check = None if grammar.check is None else partial(self._check, grammar.check)
-                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check))
+                share = GrammarShare(self._options.fill_timeout_s)
+                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check, share))
             except BaseException as error:  # whoever waits must hear of any
                 ready.set_exception(error)
 
@@ -148,7 +164,7 @@ class Admission:
 
     def _check(self, check: OutputCheck, text: str) -> "Future[str | None]":
         what = "structured_outputs.json: checking the finished text"
-        return self._processes.submit(what, self._check_timeout_s, check, text)
+        return self._processes.submit(what, self._options.grammar_timeout_s, check, text)
 
     def _require_rules(self) -> None:
         """Raise BadBundle where the bundle's markers and stop tokens would refuse every request."""
@@ -170,4 +186,5 @@ class Admission:
             markers.forced_end.ids,
             implicit_ends=tuple(end.ids for end in markers.implicit_ends),
             budget=params.thinking_token_budget,
+            vocabulary=self._vocabulary,
         )

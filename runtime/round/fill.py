@@ -55,7 +55,12 @@ class Filler:
         draft = drafted[: min(request.window, running.remaining - 1)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
-        count = running.constraint.fill(draft, self._masks, first)
+        if running.share is None:
+            count = running.constraint.fill(draft, self._masks, first)
+        else:
+            with running.share.step():
+                count = running.constraint.fill(draft, self._masks, first)
+            self._metrics.fill_seconds.observe(running.share.newest)
         if request.trace is not None:
             allowed = [self._masks.allowed(first + row) for row in range(count + 1)]
             request.trace.fill(time.perf_counter(), draft, count, allowed)

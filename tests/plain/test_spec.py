@@ -145,7 +145,6 @@ def test_a_yarn_factor_that_is_left_out_is_how_much_longer_the_model_has_become(
         ({"pruned_heads": {"0": [1]}}, "pruned_heads is"),
         ({"auto_map": {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}}, "auto_map names code of .*XForCausalLM"),
         ({"auto_map": "x"}, "auto_map names code"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'.*supported: 'silu', 'swish'"),
         ({"pretraining_tp": 2}, "pretraining_tp is 2"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
