@@ -100,7 +100,12 @@ class Admission:
         return Waiting(
             request,
             self._enforcement(ids, params, max_tokens),
-            Transcript(self._tokenizer.backend, params.stop, include_stop=params.include_stop_str_in_output),
+            Transcript(
+                self._tokenizer.backend,
+                params.stop,
+                include_stop=params.include_stop_str_in_output,
+                skip_special=params.skip_special_tokens,
+            ),
             Penalties.of(ids, params),
             self._hashes(ids, params.cache_salt),
         )
