@@ -13,6 +13,7 @@ import onnx_ir as ir
 from tandemrt.export.model.activation import GatedActivation
 from tandemrt.export.model.attention import Cache, Heads
 from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.experts import mixture
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import Strategies
 from tandemrt.export.model.norm import rms_norm
@@ -54,7 +55,11 @@ def stack(
         with b.scope(f"layers.{layer}/mlp"):
             hidden.name = f"residual.{layer}"
             normed = _normed(b, hidden, w, spec, name, spec.norms.before_mlp)
-            given_back = _mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation)
+            experts = spec.experts_of(layer)
+            if experts is None:
+                given_back = _mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation)
+            else:
+                given_back = mixture(b, normed, w, spec, experts, f"{name}.mlp")
             hidden = _added(b, hidden, _normed(b, given_back, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
     with b.scope("head"):
         if not how.pick_early:  # only rows that somebody reads cost a norm and a product

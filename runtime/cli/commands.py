@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.chat import ChatOptions
@@ -166,10 +167,22 @@ def bench(
         out.write_text(json.dumps(result.to_json(), indent=2) + "\n")
 
 
-def doctor() -> None:
-    """Say what this machine can build and run, and what is missing for the rest."""
+def doctor(
+    what: Annotated[
+        str | None,
+        typer.Argument(help="A backend, serve, triton, or a bundle: what is missing for that.", metavar="[WHAT]"),
+    ] = None,
+) -> None:
+    """Say what this machine can build and run, and what is missing for the rest; of WHAT alone, exit code 1 if any."""
     from tandemrt.runtime.cli import doctor as diagnosis
 
+    if what is not None:
+        missing = diagnosis.missing(what)
+        for line in missing:
+            console.print(Text(line, style="red"), soft_wrap=True)
+        if not missing:
+            console.print("[green]nothing is missing[/]")
+        raise typer.Exit(1 if missing else 0)
     about = Table("machine", "", show_edge=False)
     for name, value in diagnosis.machine().items():
         about.add_row(name, value)
