@@ -124,6 +124,7 @@ def _drafter(
         slots=limits.batch,
         window=window,
         chunk=limits.prefill_chunk,
+        reach=bundle.manifest.specs["draft"]["max_length"],
     )
 
 

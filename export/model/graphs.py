@@ -54,7 +54,10 @@ class Model:
 
     @classmethod
     def open(cls, role: EngineName, section: Target | ModelDraft, dtype: str, *, length: int) -> "Model":
-        """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if ``length`` is too long."""
+        """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if ``length`` is too long.
+
+        A draft may be made for shorter texts: behind its own length it does not draft.
+        """
         folder = section.checkpoint
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields, length=length)
@@ -62,8 +65,8 @@ class Model:
         if vocabulary.size > spec.vocab:
             rule = f"the tokenizer must not have more ids than the logits are wide ({spec.vocab})"
             raise BadCheckpoint(f"{role}.checkpoint {folder}: {rule}; it has {vocabulary.size}; resize the embeddings")
-        if length > spec.max_length:
-            rule = f"limits.length must not exceed the length that the {role}'s config.json gives, {spec.max_length}"
+        if length > spec.max_length and role == "target":
+            rule = f"limits.length must not exceed the length that the target's config.json gives, {spec.max_length}"
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
         return cls(role, checkpoint, checkpoint, spec, vocabulary, dtype)
 
@@ -94,9 +97,9 @@ def open_models(recipe: Recipe) -> tuple[Model, ...]:
     draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
     _require_products(draft, recipe)
     _require_kernel(draft, recipe)
-    if draft.spec.vocab != target.spec.vocab:
-        rule = f"its logits must be as wide as the target's, {target.spec.vocab}"
-        raise BadRecipe(f"draft.checkpoint: {rule}; got {draft.spec.vocab}; choose a draft of the target's family")
+    if draft.spec.vocab < target.vocabulary.size:  # what is wider than a tokenizer is padding
+        rule = f"it must know every token of the target's tokenizer, {target.vocabulary.size}"
+        raise BadRecipe(f"draft.checkpoint: {rule}; its logits have {draft.spec.vocab}; choose one of the same family")
     target.vocabulary.require_same_tokens(draft.vocabulary)
     return target, draft
 
@@ -125,23 +128,26 @@ def _require_products(model: Model, recipe: Recipe) -> None:
 def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> list[Graph]:
     """Every graph of the bundle: decoders, adjusted logits, verification, and drafting when a model drafts."""
     target, *drafts = models
+    width = target.spec.vocab  # of all logits: a draft's are padded, or cut where they are padding
     return [
-        *(_decoder(model, recipe, attention) for model in models),
-        _head("adjust", target, contract.adjust, build_adjust),
-        _head("verify", target, contract.verify, build_verify, draft_probs=False),
-        _head("verify_probs", target, contract.verify, build_verify, draft_probs=True),
-        *(_head("propose", draft, contract.propose, build_propose, draft_probs=False) for draft in drafts),
-        *(_head("propose_probs", draft, contract.propose, build_propose, draft_probs=True) for draft in drafts),
+        *(_decoder(model, recipe, attention, width) for model in models),
+        _head("adjust", target, contract.adjust, build_adjust, width),
+        _head("verify", target, contract.verify, build_verify, width, draft_probs=False),
+        _head("verify_probs", target, contract.verify, build_verify, width, draft_probs=True),
+        *(_head("propose", draft, contract.propose, build_propose, width, draft_probs=False) for draft in drafts),
+        *(_head("propose_probs", draft, contract.propose, build_propose, width, draft_probs=True) for draft in drafts),
     ]
 
 
-def _decoder(model: Model, recipe: Recipe, attention: Lowering) -> Graph:
+def _decoder(model: Model, recipe: Recipe, attention: Lowering, width: int) -> Graph:
     spec, capacity = model.spec, recipe.capacity
     attention = fitting(attention, spec)
-    bindings = spec.contract(capacity=capacity, dtype=model.compute, cache=recipe.cache)
+    bindings = spec.contract(capacity=capacity, dtype=model.compute, cache=recipe.cache, width=width)
 
     def make() -> ir.Model:
-        return build_decoder(spec, model.checkpoint, dtype=model.compute, capacity=capacity, attention=attention)
+        return build_decoder(
+            spec, model.checkpoint, dtype=model.compute, capacity=capacity, attention=attention, width=width
+        )
 
     return Graph(model.role, f"{model.role}/model.onnx", model.compute, bindings, make)
 
@@ -151,7 +157,8 @@ def _head(
     model: Model,
     bindings: Callable[..., Contract],
     build: Callable[..., ir.Model],
+    width: int,
     **options: bool,
 ) -> Graph:
-    arguments = {"vocab": model.spec.vocab, "dtype": model.compute, **options}
+    arguments = {"vocab": width, "dtype": model.compute, **options}
     return Graph(name, f"{name}.onnx", model.compute, bindings(**arguments), partial(build, **arguments))

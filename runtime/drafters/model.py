@@ -48,8 +48,10 @@ class ModelDrafter:
         slots: int,
         window: int,
         chunk: int,
+        reach: int,
     ) -> None:
         self.window = window
+        self.reach: int | None = reach
         self._engines = engines
         self._buffers = buffers
         self._state = state

@@ -10,6 +10,7 @@ class NoDrafter:
 
     ahead = True
     window = 0
+    reach: int | None = None
     caches = ()
 
     def join(self, running: Running) -> None:

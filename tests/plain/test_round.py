@@ -70,6 +70,7 @@ class FakeDrafter:
 
     def __init__(self, *, ahead: bool) -> None:
         self.ahead = ahead
+        self.reach: int | None = None
 
     def join(self, running: Any) -> None:
         pass
