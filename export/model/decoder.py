@@ -1,10 +1,11 @@
 """The graph of a target or of an independent draft model: tokens in, logits of chosen rows and an updated cache out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import onnx_ir as ir
 
+from tandemrt.engines.contract import CacheKind
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.model.builder import GraphBuilder, dims_of
@@ -24,6 +25,7 @@ def build_decoder(
     capacity: int,
     attention: Lowering,
     weights_dir: str = "",
+    features: Sequence[int] = (),
 ) -> ir.Model:
     """Build the graph whose bindings are ``contract.decoder``.
 
@@ -32,7 +34,8 @@ def build_decoder(
     ``write_index + query <= capacity``. ``attention`` is the lowering: *length* tells the operator how many cache
     entries count, *mask* gives it a boolean mask, *grouped* runs onnxruntime's operator for CPUs, *paged* has a
     paged cache and operators of the project's own, to be cut at; all compute the same. ``weights_dir`` is the folder,
-    relative to the graph file, where the checkpoint's safetensors will lie.
+    relative to the graph file, where the checkpoint's safetensors will lie. ``features`` are layers whose inputs the
+    graph gives for every token: what a draft head reads.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says,
     and, with *length* and *mask*, for a capacity beyond the model's sliding window; BadRecipe for an unknown dtype or
@@ -40,18 +43,23 @@ def build_decoder(
     """
     _check(spec, dtype, capacity, attention)
     how = STRATEGIES[attention]
-    names = spec.contract(capacity=capacity, dtype=dtype, cache="paged" if attention == "paged" else "linear")
+    cache: CacheKind = "paged" if attention == "paged" else "linear"
+    names = spec.contract(capacity=capacity, dtype=dtype, cache=cache, features=len(features) * spec.hidden)
     b = GraphBuilder("decoder")
     w = Weights(checkpoint, b, dtype, weights_dir)
     given = {binding.name: b.input(binding) for binding in names.inputs}
 
     if how.prompts_score_nothing:
         with b.scope("place"):
+            query = b.op("Shape", given["token_ids"], start=1, end=2)
             given["token_ids"] = even_prompt(b, given)
     with b.scope("embedding"):
         table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         hidden = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
-    picked, made = stack(b, hidden, w, spec, given, how, capacity=capacity)
+    picked, made = stack(b, hidden, w, spec, given, how, capacity=capacity, features=features)
+    if features and how.prompts_score_nothing:
+        with b.scope("features"):  # the token that made a prompt's number even is nobody's
+            made["features"] = b.op("Slice", made["features"], b.constant([0]), query, b.constant([1]))
     with b.scope("head"):
         head = Linear.stored("model.embed_tokens" if spec.tied else "lm_head", spec.vocab)
         made["logits"] = head(b, picked, w)

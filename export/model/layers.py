@@ -6,12 +6,12 @@ over a paged cache [tokens, hidden size]: nothing here knows rows. Values that a
 ``residual.3`` behind it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
 from tandemrt.export.model.activation import GatedActivation
-from tandemrt.export.model.attention import Cache, Heads
+from tandemrt.export.model.attention import Attention, Cache, Heads
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import Strategies
@@ -29,35 +29,66 @@ def stack(
     how: Strategies,
     *,
     capacity: int,
+    features: Sequence[int] = (),
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """All layers and the last norm: the stream to [batch, rows, hidden], and the caches afterwards.
 
-    ``given`` are the inputs of the contract, what is returned with the result are its outputs present_*.
+    ``given`` are the inputs of the contract, what is returned with the result are its outputs present_*, and the
+    streams in front of the layers ``features``, one behind the other, if there are any.
     """
     rows = given["score_rows"]
     with b.scope("place"):
         attend = how.attention(b, spec, given, capacity=capacity, dtype=w.dtype)
-    presents: dict[str, ir.Value] = {}
+    made: dict[str, ir.Value] = {}
+    streams = []
     for layer in range(spec.layers):
         name = f"model.layers.{layer}"
+        hidden.name = f"hidden.{layer}"
+        streams.append(hidden)
         with b.scope(f"layers.{layer}/attention"):
-            hidden.name = f"hidden.{layer}"
-            past = Cache(given[f"past_key.{layer}"], given[f"past_value.{layer}"])
             normed = rms_norm(b, hidden, w, f"{name}.input_layernorm", spec.norm_eps)
-            mixed, present = attend(b, normed, w, _heads(spec, layer, f"{name}.self_attn"), past)
-            presents |= {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
-            if how.pick_early and layer == spec.layers - 1:  # what nobody reads costs nothing from here on
-                hidden, mixed = (how.pick(b, value, rows) for value in (hidden, mixed))
-            out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
-            hidden = b.op("Add", hidden, out(b, mixed, w))
-        with b.scope(f"layers.{layer}/mlp"):
-            hidden.name = f"residual.{layer}"
-            normed = rms_norm(b, hidden, w, f"{name}.post_attention_layernorm", spec.norm_eps)
-            hidden = b.op("Add", hidden, _gated_mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation))
+        hidden, present = block(b, hidden, normed, w, spec, given, how, attend, layer, name)
+        made |= present
     with b.scope("head"):
         if not how.pick_early:  # only rows that somebody reads cost a norm and a product
             hidden = how.pick(b, hidden, rows)
-        return rms_norm(b, hidden, w, "model.norm", spec.norm_eps), presents
+        normed = rms_norm(b, hidden, w, "model.norm", spec.norm_eps)
+    if features:  # behind all norms: a stream that is read in front of its norm is not fused with it
+        with b.scope("features"):
+            wanted = [streams[layer] for layer in features]
+            made["features"] = b.op("Concat", *wanted, axis=-1) if len(wanted) > 1 else b.op("Identity", *wanted)
+    return normed, made
+
+
+def block(
+    b: GraphBuilder,
+    stream: ir.Value,
+    normed: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    given: Mapping[str, ir.Value],
+    how: Strategies,
+    attend: Attention,
+    layer: int,
+    name: str,
+) -> tuple[ir.Value, dict[str, ir.Value]]:
+    """Layer ``layer`` by the weights called ``name``: attention over ``normed``, then the gated product.
+
+    Returns the stream behind it, of the last layer only the rows that get logits where ``how`` picks early, and its
+    caches afterwards by their names in the contract.
+    """
+    with b.scope(f"layers.{layer}/attention"):
+        past = Cache(given[f"past_key.{layer}"], given[f"past_value.{layer}"])
+        mixed, present = attend(b, normed, w, _heads(spec, layer, f"{name}.self_attn"), past)
+        if how.pick_early and layer == spec.layers - 1:  # what nobody reads costs nothing from here on
+            stream, mixed = (how.pick(b, value, given["score_rows"]) for value in (stream, mixed))
+        out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
+        stream = b.op("Add", stream, out(b, mixed, w))
+    with b.scope(f"layers.{layer}/mlp"):
+        stream.name = f"residual.{layer}"
+        normed = rms_norm(b, stream, w, f"{name}.post_attention_layernorm", spec.norm_eps)
+        stream = b.op("Add", stream, _gated_mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation))
+    return stream, {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
 
 
 def _heads(spec: ModelSpec, layer: int, name: str) -> Heads:

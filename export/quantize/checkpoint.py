@@ -1,11 +1,9 @@
 """A checkpoint with its products' weights quantized, as one safetensors file."""
 
-import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +13,11 @@ from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.model.builder import DTYPES, GraphBuilder
 from tandemrt.export.model.weights import SCALES, STORED, Weights
 from tandemrt.export.quantize.blocks import BLOCK, blocks_in, quantize
-from tandemrt.export.read.checkpoint import DTYPES as WRITTEN
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.safetensors import copy_bytes, header
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_NAMES = {name: code for code, (name, _) in WRITTEN.items()}
 # Together in the file what is one product in the graph, in its order (export/model/linear.py).
 _ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FILE = "model.safetensors"
@@ -45,9 +42,8 @@ class _Entry:
     source: StoredTensor
 
     @property
-    def header(self) -> tuple[str, str, tuple[int, ...], int]:
-        width = {code: size for code, (_, size) in WRITTEN.items()}[_NAMES[self.dtype]]
-        return self.name, _NAMES[self.dtype], self.shape, math.prod(self.shape) * width
+    def header(self) -> tuple[str, str, tuple[int, ...]]:
+        return self.name, self.dtype, self.shape
 
 
 def write_quantized(checkpoint: Checkpoint, spec: ModelSpec, folder: Path) -> Quantized:
@@ -62,7 +58,7 @@ def write_quantized(checkpoint: Checkpoint, spec: ModelSpec, folder: Path) -> Qu
     file = folder / FILE
     changed = whole = 0.0
     with file.open("wb") as out:
-        out.write(_header(entry.header for entry in entries))
+        out.write(header(entry.header for entry in entries))
         scales: list[npt.NDArray[np.float32]] = []
         for entry in entries:
             if entry.name.endswith(STORED):
@@ -75,7 +71,7 @@ def write_quantized(checkpoint: Checkpoint, spec: ModelSpec, folder: Path) -> Qu
             elif entry.name.endswith(SCALES):
                 out.write(scales.pop(0).tobytes())
             else:
-                _copy(entry.source, out)
+                copy_bytes(entry.source, out)
     written = Checkpoint(checkpoint.folder, checkpoint.config, read_header(file), (file,))
     return Quantized(written, math.sqrt(changed / whole) if whole else 0.0)
 
@@ -140,20 +136,3 @@ def _read(tensor: StoredTensor) -> npt.NDArray[np.float32]:
     )
     values: npt.NDArray[np.float32] = stored.numpy().astype(np.float32)
     return values
-
-
-def _copy(tensor: StoredTensor, out: BinaryIO, step: int = 1 << 24) -> None:
-    with tensor.file.open("rb") as source:
-        source.seek(tensor.offset)
-        for begin in range(0, tensor.nbytes, step):
-            out.write(source.read(min(step, tensor.nbytes - begin)))
-
-
-def _header(entries: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
-    said, begin = {}, 0
-    for name, dtype, shape, nbytes in entries:
-        said[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + nbytes]}
-        begin += nbytes
-    text = json.dumps(said).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

@@ -96,8 +96,11 @@ class ModelSpec:
         fields.finish(ignored)
         return spec
 
-    def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
-        """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``."""
+    def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear", features: int = 0) -> Contract:
+        """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``.
+
+        ``features``: how wide what it gives for a draft head is, see contract.decoder.
+        """
         return contract.decoder(
             layers=self.layers,
             kv_heads=self.kv_heads,
@@ -106,6 +109,7 @@ class ModelSpec:
             vocab=self.vocab,
             dtype=dtype,
             cache=cache,
+            features=features,
         )
 
 

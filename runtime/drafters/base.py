@@ -25,8 +25,11 @@ class Drafter(SlotListener, Protocol):
     def caches(self) -> Sequence[Cache]:
         """The key/value caches of its own models, none without one."""
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
-        """Take in the next prompt tokens [slots, tokens] of slots from ``slot`` on, where its caches are linear."""
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
+        """Take in the next prompt tokens [slots, tokens] of slots from ``slot`` on, where its caches are linear.
+
+        The target has taken them in. ``following``: the token behind them, of each slot.
+        """
 
     def held(self, running: Running) -> int:
         """How many tokens of a text its caches hold at least, prefill aside; all of them if it has none."""
@@ -39,3 +42,6 @@ class Drafter(SlotListener, Protocol):
 
         Returns the probabilities the drafts were drawn from, float32 [batch, window, vocab], if a rule reads them.
         """
+
+    def verified(self, this: Round) -> None:
+        """Take note of what ``this`` round decided, in ``RoundBuffers`` as the target and verification left it."""

@@ -85,7 +85,7 @@ class ModelDrafter:
         """See SlotListener.leave."""
         self._seen.pop(slot, None)
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:  # noqa: ARG002
         """See Drafter.prefill."""
         self._prefill(slot, tokens, self._state.view("length", slot + len(tokens))[slot:])
 
@@ -123,6 +123,9 @@ class ModelDrafter:
             capturable=all(self._engines[name].capturable for name in ("draft", "propose", "propose_probs")),
         )
         return draft_probs
+
+    def verified(self, this: Round) -> None:
+        """See Drafter.verified. The slots' state says it all."""
 
     def _chain(self, batch: int, window: int, prompts: Packed, *, keep_probs: bool, filters: bool) -> None:
         length = self._state.view("length", batch)

@@ -31,7 +31,7 @@ class NgramDrafter:
         """See SlotListener.leave."""
         self._indexes.pop(slot, None)
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         """See Drafter.prefill. The text itself is the index."""
 
     def held(self, running: Running) -> int:
@@ -49,6 +49,9 @@ class NgramDrafter:
             found = self._indexes[slot].lookup(min(this.window, running.request.window))
             drafts[slot, : len(found)] = drafts.new_tensor(found)
         self._buffers.draft_tokens.copy_in(this.batch, this.window)
+
+    def verified(self, this: Round) -> None:
+        """See Drafter.verified."""
 
 
 class NgramIndex:

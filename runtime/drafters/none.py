@@ -1,5 +1,7 @@
 """No drafting: every round decides one token."""
 
+from collections.abc import Sequence
+
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.round import Round
@@ -18,7 +20,7 @@ class NoDrafter:
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         """See Drafter.prefill."""
 
     def held(self, running: Running) -> int:
@@ -30,3 +32,6 @@ class NoDrafter:
 
     def propose(self, this: Round) -> None:
         """See Drafter.propose. Never asked: the window is 0."""
+
+    def verified(self, this: Round) -> None:
+        """See Drafter.verified."""

@@ -40,6 +40,7 @@ def _run(loop: Loop, this: Round) -> None:
     draft_probs = loop.drafter.propose(this) if this.window and loop.drafter.ahead else None
     loop.tandem.score(this)
     loop.tandem.verify(this, draft_probs)
+    loop.drafter.verified(this)
 
 
 def _run_prompts(loop: Loop) -> None:

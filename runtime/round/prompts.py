@@ -78,4 +78,4 @@ class Prompts:
             tokens = self._tandem.buffers.chunk.view(len(rectangle), count)
             upload([texts[each.slot][each.start : each.end] for each in rectangle], tokens)
             self._tandem.prefill(slot, tokens)
-            self._drafter.prefill(slot, tokens)
+            self._drafter.prefill(slot, tokens, [texts[each.slot][each.end] for each in rectangle])

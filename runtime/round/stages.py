@@ -80,6 +80,7 @@ class Stages:
         with self._metrics.timed("verify"), self._timeline.span("verify"):
             self._tandem.adjust(this)
             self._tandem.verify(this, draft_probs)
+            self._drafter.verified(this)
         self._timeline.collect()
         self._metrics.rounds += 1
         self._metrics.waits = self._clock.waits

@@ -1,7 +1,9 @@
 """The target and verification engines around one cache: prefill a prompt, score a window, verify it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from types import MappingProxyType
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.engines.contract import Contract
@@ -51,7 +53,8 @@ class Tandem:
         A slot's ``length`` must be where its tokens begin.
         """
         length = self.state.view("length", slot + len(tokens))[slot:]
-        prefill_call(self.engines["target"], self.cache, slot, tokens, length, self.buffers.logits).run()
+        features = self._features(self.buffers.prompt_features, *tokens.shape)
+        prefill_call(self.engines["target"], self.cache, slot, tokens, length, self.buffers.logits, features).run()
 
     def score(self, this: Round) -> None:
         """Run the target over the newest token and the drafted ones of every row, and over the round's prompts."""
@@ -66,7 +69,8 @@ class Tandem:
 
         target = self.engines["target"]
         logits = self.buffers.logits.view(batch, window + 1, logits_width(target.contract))
-        self._graphs.run(("target", batch, window), work, outputs=[logits], capturable=target.capturable)
+        outputs = [logits, *self._features(self.buffers.features, batch, window + 1).values()]
+        self._graphs.run(("target", batch, window), work, outputs=outputs, capturable=target.capturable)
 
     def adjust(self, this: Round) -> None:
         """Bias and penalise the logits of the window, where a request asks for it. Needs its entries in place."""
@@ -119,9 +123,17 @@ class Tandem:
                 **windows(target.contract, ids, torch.arange(rows, device=self.device).repeat(batch, 1)),
                 "write_index": self.state.view("length", batch),
                 "logits": self.buffers.logits.view(batch, rows, logits_width(target.contract)),
+                **self._features(self.buffers.features, batch, rows),
                 **self.cache.rows(0, batch),
             }
         )
+
+    def _features(self, buffer: Buffer | None, rows: int, tokens: int) -> dict[str, torch.Tensor]:
+        """The binding of what the target gives for a draft head, if it gives anything."""
+        if buffer is None:
+            return {}
+        width = int(self.engines["target"].contract["features"].shape[-1])
+        return {"features": buffer.view(rows, tokens, width)}
 
     def _bind_packed(self, batch: int, window: int, prompts: Packed) -> Call:
         target, runs, rows = self.engines["target"], self.runs, window + 1
@@ -184,11 +196,18 @@ class _AdvancingCall:
 
 
 def prefill_call(
-    engine: Engine, kv: Cache, slot: int, tokens: torch.Tensor, length: torch.Tensor, logits: Buffer
+    engine: Engine,
+    kv: Cache,
+    slot: int,
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    logits: Buffer,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Call:
     """Bind a call over a linear cache: ``tokens`` [slots, tokens] of prompts go behind ``length`` [slots] others.
 
-    Its logits, if any, are not read, so they go where those of a round go.
+    Its logits, if any, are not read, so they go where those of a round go. ``others`` are bindings that only some
+    engines have.
     """
     slots, rows = len(tokens), prompt_rows(engine)
     return engine.bind(
@@ -197,6 +216,7 @@ def prefill_call(
             "write_index": length,
             "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=engine.device),
             "logits": logits.view(slots, rows, logits_width(engine.contract)),
+            **others,
             **kv.rows(slot, slots),
         }
     )

@@ -1,5 +1,6 @@
 """A round is made first, its stages follow a timetable, and prompts go into the caches a chunk a round."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,7 +78,7 @@ class FakeDrafter:
     def leave(self, slot: int) -> None:
         pass
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         pass
 
     def held(self, running: Any) -> int:
@@ -87,6 +88,9 @@ class FakeDrafter:
         pass
 
     def propose(self, this: Round) -> None:
+        pass
+
+    def verified(self, this: Round) -> None:
         pass
 
 
