@@ -295,7 +295,7 @@ class Recipe(Section):
                 f"draft.kind {self.draft.kind!r} needs backend.name 'onnxruntime-cpu' or 'onnxruntime-cuda'; got "
                 f"{self.backend.name!r}, whose engines have no such calls. Choose another draft or backend"
             )
-        if isinstance(self.draft, Eagle3Draft | PardDraft) and self.cache == "paged":
+        if isinstance(self.draft, PardDraft) and self.cache == "paged":
             raise refuse(
                 f"draft.kind {self.draft.kind!r} needs a linear cache; got cache 'paged'. Choose another draft, or "
                 "backend.cache = 'linear'"

@@ -53,6 +53,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
             dtype=getattr(torch, engines["target"].contract["logits"].dtype),
             device=where,
             features=_features(engines["target"].contract),
+            packed=largest_prompts(limits.batch, limits.prefill_chunk).prompt_tokens,
         )
         state = SlotState(limits.batch, where)
         metrics = Metrics(accepted=[0] * windows.largest)
@@ -124,7 +125,7 @@ def _drafter(
         return ParallelDrafter(engines, buffers, state, kv, graphs, mask_token=draft.mask_token, **sizes)
     sizes["chunk"] = limits.prefill_chunk
     if draft.kind == "eagle3":
-        return HeadDrafter(engines, buffers, state, kv, graphs, **sizes)
+        return HeadDrafter(engines, buffers, state, kv, graphs, _runs(limits, room), **sizes)
     return ModelDrafter(
         engines,
         buffers,

@@ -1,8 +1,9 @@
 """Drafts from a head that reads the target's states, with a cache of its own: EAGLE-3."""
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 
+from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.plugins.operators import Rule
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine, prompt_rows
@@ -11,9 +12,11 @@ from tandemrt.runtime.device import upload
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.planner import Chunk
 from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.round.runs import PromptRuns
 from tandemrt.runtime.round.state import SlotState
-from tandemrt.runtime.round.tandem import logits_width
+from tandemrt.runtime.round.tandem import MOST_PACKED, logits_width, prompts_call
 
 
 class HeadDrafter:
@@ -26,7 +29,11 @@ class HeadDrafter:
 
     A round that drafts nothing feeds its pairs, too: their states are kept for one round only.
 
-    ``engines`` holds "draft", "fuse", "propose" and "propose_probs". ``chunk`` bounds the prompt tokens of a call.
+    Over a paged cache, prompts are fed behind the target's call of the round, which gives their states; one that ends
+    in a round is drafted for from the next one on.
+
+    ``engines`` holds "draft", "fuse", "propose" and "propose_probs". ``runs`` are the prompts of a round over a paged
+    cache, None over a linear one, where ``chunk`` bounds the prompt tokens of a call.
     """
 
     ahead = True
@@ -38,6 +45,7 @@ class HeadDrafter:
         state: SlotState,
         kv: Cache,
         graphs: Graphs,
+        runs: PromptRuns | None,
         *,
         slots: int,
         window: int,
@@ -50,6 +58,7 @@ class HeadDrafter:
         self._state = state
         self._cache = kv
         self._graphs = graphs
+        self._runs = runs
         head = engines["draft"]
         device, dtype = head.device, getattr(torch, head.contract["logits"].dtype)
         self._vocab = logits_width(head.contract)
@@ -66,10 +75,13 @@ class HeadDrafter:
         self._steps = torch.arange(-1, window + 1, device=device)[:, None]
         self._score_rows = Buffer((slots,), torch.int64, device)
         self._only_row = torch.zeros(slots, 1, dtype=torch.int64, device=device)
+        self._rows = torch.arange(slots, device=device)
         self._first_tokens = Buffer((slots, query), torch.int64, device)
         self._first_states = Buffer((slots, query, self._hidden), dtype, device)
         self._own_states = [Buffer((slots, 1, self._hidden), dtype, device) for _ in range(2)]  # of even and odd steps
-        self._fused = Buffer((max(slots * query, chunk), self._hidden), dtype, device)
+        features = buffers.features
+        assert features is not None
+        self._fused = Buffer((max(features.device.numel() // self._features, chunk), self._hidden), dtype, device)
         self._chunk_tokens = Buffer((chunk,), torch.int64, device)
         self._following = Buffer((slots,), torch.int64, device)
         self._logits = Buffer((slots, 1, self._vocab), dtype, device)
@@ -79,7 +91,8 @@ class HeadDrafter:
         self._first_call = cache(self._bind_first)
         self._step_call = cache(self._bind_step)
         self._draw_call = cache(self._bind_draw)
-        self._fuse_call = cache(self._bind_fuse)
+        self._fuse_call = lru_cache(MOST_PACKED)(self._bind_fuse)
+        self._prompts_call = lru_cache(MOST_PACKED)(self._bind_prompts)
 
     def join(self, running: Running) -> None:
         """See SlotListener.join. A text of one token has no pair yet, so that nothing sensible is drafted behind it."""
@@ -145,10 +158,21 @@ class HeadDrafter:
         self._run(("propose", batch, window, self._query, draft_probs is None, filters), work, outputs)
         return draft_probs
 
+    def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
+        """See Drafter.reads. Token by token behind the one that it is paired with."""
+        assert self._runs is not None
+        self._runs.write(chunks, texts, sizes, ahead=1)
+
+    def scored(self, this: Round) -> None:
+        """See Drafter.scored. States are made of all features, those of prompts are fed."""
+        tokens, prompts = this.windows if this.batch else 0, this.prompts
+        self._fuse_call(tokens + prompts.prompt_tokens).run()
+        if prompts != NO_PROMPTS:
+            self._graphs.run_eagerly(self._prompts_call(tokens, prompts).run, "prompts")
+
     def verified(self, this: Round) -> None:
         """See Drafter.verified. What was emitted is paired with the states that the target computed for the window."""
         batch, query = this.batch, this.window + 1
-        self._fuse_call(batch, query).run()
         self._pair_states[:batch, :query] = self._fused.view(batch, query, self._hidden)
         self._pair_tokens[:batch, :query] = self._buffers.tokens.view(batch, query)
         self._counts[:batch].copy_(self._buffers.count.view(batch))
@@ -182,15 +206,16 @@ class HeadDrafter:
         tokens = self._first_tokens.view(batch, query)  # behind what was emitted stands -1
         torch.clamp(self._pair_tokens[:batch, :query], min=0, out=tokens)
         self._first_states.view(batch, query, self._hidden).copy_(self._pair_states[:batch, :query])
+        if self._runs is not None:  # rows that get logits are counted from the first token of the call
+            rows = self._score_rows.view(batch)
+            torch.add(rows, self._rows[:batch] * query, out=rows)
         self._first_call(batch, query).run()
 
     def _bind_first(self, batch: int, query: int) -> Call:
         return self._engines["draft"].bind(
             {
-                "token_ids": self._first_tokens.view(batch, query),
-                "states": self._first_states.view(batch, query, self._hidden),
+                **self._fed(self._first_tokens.view(batch, query), self._first_states, self._score_rows.view(batch, 1)),
                 "write_index": self._index[0, :batch],
-                "score_rows": self._score_rows.view(batch, 1),
                 "logits": self._logits.view(batch, 1, self._vocab),
                 "next_states": self._own_states[0].view(batch, 1, self._hidden),
                 **self._cache.rows(0, batch),
@@ -201,10 +226,8 @@ class HeadDrafter:
         given, made = self._own_states[(step - 1) % 2], self._own_states[step % 2]
         return self._engines["draft"].bind(
             {
-                "token_ids": self._tokens[step - 1, :batch, None],
-                "states": given.view(batch, 1, self._hidden),
+                **self._fed(self._tokens[step - 1, :batch, None], given, self._first_row(batch)),
                 "write_index": self._index[step, :batch],
-                "score_rows": self._only_row[:batch],
                 "logits": self._logits.view(batch, 1, self._vocab),
                 "next_states": made.view(batch, 1, self._hidden),
                 **self._cache.rows(0, batch),
@@ -221,12 +244,29 @@ class HeadDrafter:
             tensors["draft_probs"] = self._step_probs.view(batch, self._vocab)
         return self._engines["propose_probs" if keep_probs else "propose"].bind(tensors, filters=filters)
 
-    def _bind_fuse(self, batch: int, query: int) -> Call:
+    def _fed(self, tokens: torch.Tensor, states: Buffer, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The bindings of ``tokens`` [batch, query] and the states they are fed with, in the form of the cache."""
+        shape = tokens.shape if self._runs is None else (tokens.numel(),)
+        return {
+            "token_ids": tokens if self._runs is None else tokens.reshape(-1),
+            "states": states.view(*shape, self._hidden),
+            "score_rows": score_rows,
+        }
+
+    def _first_row(self, batch: int) -> torch.Tensor:
+        """int64 [batch, 1]: the only token of each row."""
+        return (self._only_row if self._runs is None else self._rows[:, None])[:batch]
+
+    def _bind_fuse(self, tokens: int) -> Call:
         features = self._buffers.features
         assert features is not None
         return self._engines["fuse"].bind(
-            {
-                "features": features.view(batch * query, self._features),
-                "states": self._fused.view(batch * query, self._hidden),
-            }
+            {"features": features.view(tokens, self._features), "states": self._fused.view(tokens, self._hidden)}
         )
+
+    def _bind_prompts(self, behind: int, prompts: Packed) -> Call:
+        """The call of a round's prompts, whose states stand behind those of ``behind`` tokens of windows."""
+        assert self._runs is not None
+        states = self._fused.view(behind + prompts.prompt_tokens, self._hidden)[behind:]
+        others = {"states": states, "next_states": self._own_states[0].view(1, 1, self._hidden)}
+        return prompts_call(self._engines["draft"], self._cache, self._runs, prompts, self._logits, others)

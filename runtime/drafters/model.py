@@ -10,6 +10,7 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache, is_paged, windows
 from tandemrt.runtime.device import upload
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
@@ -20,7 +21,7 @@ from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import MOST_PACKED, logits_width, prefill_call, prompts_call
 
 
-class ModelDrafter:
+class ModelDrafter(Unmoved):
     """Runs the draft model ``window`` times per round and draws each token as the request would.
 
     The first run of a round takes the two newest tokens: after a fully accepted window the last drafted token is in
@@ -123,9 +124,6 @@ class ModelDrafter:
             capturable=all(self._engines[name].capturable for name in ("draft", "propose", "propose_probs")),
         )
         return draft_probs
-
-    def verified(self, this: Round) -> None:
-        """See Drafter.verified. The slots' state says it all."""
 
     def _chain(self, batch: int, window: int, prompts: Packed, *, keep_probs: bool, filters: bool) -> None:
         length = self._state.view("length", batch)

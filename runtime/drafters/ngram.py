@@ -6,12 +6,13 @@ Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
 from collections.abc import Sequence
 
 from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.round import Round
 
 
-class NgramDrafter:
+class NgramDrafter(Unmoved):
     """Looks on the host, after the commit; costs no engine. Rows without a match draft nothing."""
 
     ahead = False
@@ -49,9 +50,6 @@ class NgramDrafter:
             found = self._indexes[slot].lookup(min(this.window, running.request.window))
             drafts[slot, : len(found)] = drafts.new_tensor(found)
         self._buffers.draft_tokens.copy_in(this.batch, this.window)
-
-    def verified(self, this: Round) -> None:
-        """See Drafter.verified."""
 
 
 class NgramIndex:

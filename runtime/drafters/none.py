@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.round import Round
 
 
-class NoDrafter:
+class NoDrafter(Unmoved):
     """The drafter of plain decoding."""
 
     ahead = True
@@ -32,6 +33,3 @@ class NoDrafter:
 
     def propose(self, this: Round) -> None:
         """See Drafter.propose. Never asked: the window is 0."""
-
-    def verified(self, this: Round) -> None:
-        """See Drafter.verified."""

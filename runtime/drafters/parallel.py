@@ -11,6 +11,7 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache, windows
 from tandemrt.runtime.device import upload
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
@@ -19,7 +20,7 @@ from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import logits_width, prefill_call
 
 
-class ParallelDrafter:
+class ParallelDrafter(Unmoved):
     """Runs the draft model once a round, over the tokens that the last round emitted and ``window`` - 1 mask tokens.
 
     The last token and every mask behind it foresee one token each, which are drawn at once. What masks have written

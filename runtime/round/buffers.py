@@ -46,7 +46,7 @@ class RoundBuffers:
     """What one round reads and writes, for at most ``slots`` rows of ``window`` drafted tokens.
 
     ``chunk`` holds the prompt tokens of one call over a linear cache. ``features``: how wide what the target gives for
-    a draft head is, 0 if it gives nothing.
+    a draft head is, 0 if it gives nothing; ``packed``: prompt tokens, padding included, of a call over a paged cache.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class RoundBuffers:
         dtype: torch.dtype,
         device: torch.device,
         features: int = 0,
+        packed: int = 0,
     ) -> None:
         rows = window + 1
         self.window = window
@@ -70,7 +71,7 @@ class RoundBuffers:
         self.draft_len = Buffer((slots,), torch.int64, device, host=True)
         self.bitmask = Buffer((slots, rows, self.words), torch.int32, device, host=True)
         self.logits = Buffer((slots, rows, vocab), dtype, device)
-        self.features = Buffer((slots, rows, features), dtype, device) if features else None
+        self.features = Buffer((slots * rows + packed, features), dtype, device) if features else None
         self.prompt_features = Buffer((chunk, features), dtype, device) if features else None
         self.tokens = Buffer((slots, rows), torch.int64, device, host=True)
         self.count = Buffer((slots,), torch.int64, device, host=True)

@@ -61,6 +61,7 @@ class Prompts:
         texts = {chunk.slot: inside[chunk.slot].tokens for chunk in chunks}
         if runs is not None:
             runs.write(chunks, texts, this.prompts)
+            self._drafter.reads(chunks, texts, this.prompts)
         else:
             self._prefill(chunks, texts)
         self._tandem.state.place([Place.of(chunk.slot, texts[chunk.slot], chunk.end) for chunk in chunks])

@@ -60,6 +60,7 @@ class Stages:
         """Run the target over the window; see Tandem.score."""
         with self._metrics.timed("target"), self._timeline.span("target"):
             self._tandem.score(this)
+            self._drafter.scored(this)
 
     def commit(self, last: Verified | None, mark: Any) -> None:
         """Wait for what was fetched, the one wait of a round, and turn the ``last`` round's tokens into text."""
