@@ -40,9 +40,7 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 
 test: check ## everything CI runs: lint, types, all tests
 	$(BIN)/python -m pytest -n 2
-	@$(MAKE) --no-print-directory test-real
-	@$(MAKE) --no-print-directory test-tensorrt
-	@$(MAKE) --no-print-directory test-serve
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-real test-tensorrt test-serve
 
 test-real: $(VENV)/.dev $(VENV)/.real ## a real model against transformers
 	$(BIN)/python -m pytest tests/real

@@ -1,42 +1,80 @@
 """Chat templates: Jinja in a sandbox, with the names and filters that templates of the hub are written for."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from tandemrt.engines.errors import NotQuick
+
 if TYPE_CHECKING:
     import jinja2
+
+    from tandemrt.engines.template_meter import MeteredTemplate
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # what its name may be, the usual one first
 
 
 class ChatTemplate:
-    """One template, compiled when it is first rendered. ``variables`` are the special tokens that it may name."""
+    """One template, compiled when it is first rendered. ``variables`` are the special tokens that it may name.
+
+    A rendering may run for ever: ``render_quickly`` gives up where it is not sure to be quick, and ``render`` does not.
+    """
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        self._source = source
+        self.source = source
         self._variables = dict(variables)
-        self._compiled: jinja2.Template | None = None
 
-    def render(
+    def values(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
-    ) -> str:
-        """The prompt of ``messages``, with ``tools`` to call. Raises what the template raises."""
-        if self._compiled is None:
-            from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
-
-            self._compiled = environment().from_string(self._source)
-        return self._compiled.render(
-            messages=[_message(each) for each in messages],
-            tools=[_plain(each) for each in tools] or None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
+    ) -> dict[str, Any]:
+        """What the template sees of ``messages``, with ``tools`` to call: plain values."""
+        return {
+            "messages": [_message(each) for each in messages],
+            "tools": [_plain(each) for each in tools] or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
             **self._variables,
-        )
+        }
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The prompt. Raises what the template raises."""
+        return rendered(self.source, values)
+
+    def render_quickly(self, values: Mapping[str, Any]) -> str | None:
+        """The prompt; None where making it may take long. Raises what the template raises."""
+        if self._metered is None:
+            return None
+        try:
+            return self._metered.render(values)
+        except NotQuick:
+            return None
+
+    @cached_property
+    def _metered(self) -> "MeteredTemplate | None":
+        from tandemrt.engines.template_meter import MeteredTemplate
+        from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
+
+        try:
+            return MeteredTemplate(self.source, environment())
+        except NotQuick:
+            return None
+
+
+def rendered(source: str, values: Mapping[str, Any]) -> str:
+    """Render a template, however long it takes. Raises what it raises."""
+    return _compiled(source).render(values)
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> "jinja2.Template":
+    from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
+
+    return environment().from_string(source)
 
 
 def chance_in_template(template: str) -> str | None:

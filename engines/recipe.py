@@ -32,7 +32,7 @@ INCLUDED = Path(__file__).resolve().parent / "recipes"
 PLANNED = {("draft", "kind"): ("mtp", "peagle", "dflash", "dspark")}
 KINDS = ("model", "eagle3", "pard", "ngram", "none", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
-Dtype = Literal["float32", "float16", "bfloat16", "int8"]
+Dtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Window = Annotated[int, Field(ge=1, le=16)]
@@ -280,15 +280,17 @@ class Recipe(Section):
         if tokens is not None and tokens < self.capacity:
             rule = f"limits.cache_tokens must hold one request: length + window + 1 = {quoted(self.capacity)}"
             raise refuse(f"{rule}; got {quoted(tokens)}. Raise it or lower limits.length")
-        if self.backend.name != "onnxruntime-cpu" and QUANTIZED.keys() & {self.target.dtype, self.draft_dtype}:
+        narrow = sorted(QUANTIZED.keys() & {self.target.dtype, self.draft_dtype})
+        if narrow and self.backend.name != "onnxruntime-cpu":
             raise refuse(
                 "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu', which alone has "
-                f"products with 8-bit weights; got 'int8' for {self.backend.name!r}. Choose another dtype or backend"
+                f"products with such weights; got {quoted(narrow[0])} for {self.backend.name!r}. Choose another dtype "
+                "or backend"
             )
         if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
             raise refuse(
-                "dtype must be float32, float16 or int8 when backend.name is 'onnxruntime-cpu', whose kernels cannot "
-                "run bfloat16; got 'bfloat16'. Choose another dtype or another backend"
+                "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu', whose kernels "
+                "cannot run bfloat16; got 'bfloat16'. Choose another dtype or another backend"
             )
         if isinstance(self.draft, Eagle3Draft | PardDraft) and isinstance(self.backend, TensorRt | TensorRtRtx):
             raise refuse(

@@ -5,6 +5,7 @@ The same prompt must always be the same tokens, so what draws lots in a tokenize
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ class Tokenizer:
 
     ``backend`` is the tokenizer of the library ``tokenizers``; ``special_tokens`` are those with a name of their own
     (``eos_token`` ...); ``chat_templates`` are the sources of the chat templates by name, ``default`` is the one used.
+    ``folder`` is where it was read from, None if it was not.
     """
 
     def __init__(
@@ -30,8 +32,10 @@ class Tokenizer:
         backend: Backend,
         special_tokens: Mapping[str, str] | None = None,
         templates: Mapping[str, str] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.backend = backend
+        self.folder = folder
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(templates or {})
         self._chat = {name: ChatTemplate(source, self.special_tokens) for name, source in self.chat_templates.items()}
@@ -56,12 +60,16 @@ class Tokenizer:
 
         ``tools`` describe functions to call; a template named tool_use comes first then.
         """
+        template = self.chat_template(messages, tools)
+        return template.render(template.values(messages, tools=tools))
+
+    def chat_template(self, messages: Sequence[Any], tools: Sequence[Any]) -> ChatTemplate:
+        """The template for ``messages`` and ``tools``. Raises BadRequest."""
         if not messages:
             raise BadRequest("prompt: must hold at least one message, received []")
         if "default" not in self._chat:
             raise BadRequest(f"prompt: needs a chat template named default, there are {quoted(sorted(self._chat))}")
-        name = "tool_use" if tools and "tool_use" in self._chat else "default"
-        return self._chat[name].render(messages, tools=tools)
+        return self._chat["tool_use" if tools and "tool_use" in self._chat else "default"]
 
 
 def open_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, Vocabulary]:
@@ -81,6 +89,12 @@ def open_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, Vocabulary
             f"{folder}: this tokenizer cannot be used: {type(error).__name__}: {clipped(error)}; "
             "save it again with save_pretrained of transformers"
         ) from error
+
+
+@lru_cache(maxsize=2)
+def reopened(folder: Path) -> Tokenizer:
+    """The tokenizer in ``folder``, which has been opened before: in another process, where it is kept."""
+    return _read(folder)
 
 
 def require_function(tokenizer: Tokenizer) -> None:
@@ -113,7 +127,7 @@ def _read(folder: Path) -> Tokenizer:
     named = {name: _added(name, config[name]) for name in _NAMED if config.get(name) is not None}
     _add_missing(backend, config, list(named.values()))
     special_tokens = {name: token.content for name, token in named.items()}
-    return Tokenizer(backend, special_tokens, _templates(folder, config))
+    return Tokenizer(backend, special_tokens, _templates(folder, config), folder)
 
 
 def _add_missing(backend: Backend, config: Mapping[str, Any], named: list[AddedToken]) -> None:

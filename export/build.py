@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
-from tandemrt.engines.dtypes import QUANTIZED
+from tandemrt.engines.dtypes import BITS, QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, PardDraft, Recipe
@@ -20,8 +20,10 @@ from tandemrt.export.model.eagle3 import EMBEDDING
 from tandemrt.export.model.graphs import DraftHead, Model, Models, graphs, mask_token, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.checkpoint import write_quantized
+from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import read_header
-from tandemrt.export.safetensors import write_tensors
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.tensors import named
 from tandemrt.export.staging import check_destination, place, staged
 
 
@@ -136,7 +138,7 @@ class _Clock:
 def _place_sources(models: Models, folder: Path) -> None:
     for model in models:
         (folder / model.role).mkdir()
-        if model.dtype in QUANTIZED:
+        if model.packed:
             continue
         for file in model.checkpoint.files:
             placed = place(file, folder / model.role)
@@ -152,27 +154,40 @@ def _place_sources(models: Models, folder: Path) -> None:
 def _with_embedding(head: DraftHead, target: Model, folder: Path) -> DraftHead:
     """``head`` with the target's embedding, which its graph points to in a file of its own: a graph may only point to
     what lies beside it."""
-    stored = target.source.tensors["model.embed_tokens.weight"]
-    written = write_tensors([replace(stored, name=EMBEDDING)], folder / head.role / "embedding.safetensors")
-    return replace(head, checkpoint=replace(head.checkpoint, tensors={**head.checkpoint.tensors, **written}))
+    stored = named(target.source, target.spec).tensors["model.embed_tokens.weight"]
+    file = folder / head.role / "embedding.safetensors"
+    write_safetensors(file, [copied(replace(stored, name=EMBEDDING))])
+    tensors = {**head.checkpoint.tensors, **read_header(file)}
+    return replace(head, checkpoint=replace(head.checkpoint, tensors=tensors))
 
 
 def _quantize(models: Models, folder: Path, clock: "_Clock") -> tuple[Models, tuple[str, ...]]:
     """The models with the weights that their dtypes ask for in ``folder``, and what it cost, a line each."""
     notes: list[str] = []
 
-    def quantized(model: Model) -> Model:
-        if model.dtype not in QUANTIZED:
+    def packed(model: Model) -> Model:
+        quantization = read_quantization(model.source.config, model.source.folder)
+        if quantization is not None and model.dtype not in QUANTIZED:
+            notes.extend(f"{model.role}: {note}" for note in quantization.notes())
+        if not model.packed:
             return model
-        with clock.step(f"Quantize the weights of {model.role} to {model.dtype}"):
-            written = write_quantized(model.source, model.spec, folder / model.role)
-        notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
+        rounded = model.dtype in QUANTIZED
+        title = (
+            f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"
+        )
+        with clock.step(title):
+            written = write_quantized(model.source, model.spec, folder / model.role, BITS.get(model.dtype))
+        if quantization is not None and written.kept:
+            how = f"{written.kept} weights of 4 bits ({quantization.method})"
+            notes.append(f"{model.role}: {how} were packed anew, their values are the same")
+        if rounded:
+            notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
         return replace(model, checkpoint=written.checkpoint)
 
-    target = quantized(models[0])
+    target = packed(models[0])
     if len(models) == 1:
         return (target,), tuple(notes)
-    draft = quantized(models[1]) if isinstance(models[1], Model) else models[1]
+    draft = packed(models[1]) if isinstance(models[1], Model) else models[1]
     return (target, draft), tuple(notes)
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.bench_openai import server
+from tools.memory import resident_mb
 
 SECONDS = 4.0  # of each attack; the victim comes after the first of them
 
@@ -38,7 +39,7 @@ def main(bundle: Annotated[Path, typer.Argument(help="The demo's bundle.")]) -> 
         for name, (attack, threads) in attacks.items():
             first, gap, text = _during(attack, threads, port)
             alone = alone or text
-            table.add_row(name, f"{first:.0f}", f"{gap:.0f}", str(text == alone), str(_resident_mb(process)))
+            table.add_row(name, f"{first:.0f}", f"{gap:.0f}", str(text == alone), f"{resident_mb(process):.0f}")
         Console().print(table)
 
 
@@ -102,11 +103,6 @@ def _send(port: int, body: bytes) -> None:
         connection.getresponse().read()
     finally:
         connection.close()
-
-
-def _resident_mb(process: int) -> int:
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024
 
 
 if __name__ == "__main__":

@@ -25,17 +25,17 @@ EMBEDDING = "embed_tokens.weight"
 
 def build_fuse(spec: Eagle3Spec, checkpoint: Checkpoint, *, dtype: str) -> ir.Model:
     """Build the graph of ``contract.fuse``. Raises BadCheckpoint for a tensor that is missing or of another shape."""
-    hidden, eps = spec.layer.hidden, spec.layer.norm_eps
+    layer, hidden = spec.layer, spec.layer.hidden
     names = contract.fuse(features=spec.feature_width, hidden=hidden, dtype=dtype)
     b = GraphBuilder("fuse")
     w = Weights(checkpoint, b, dtype)
     features = b.input(names["features"])
     if spec.norm_features:
-        features = rms_norm(b, features, w, "input_norm", eps)
+        features = rms_norm(b, features, w, "input_norm", layer)
     if spec.norm_each_feature:
         count = len(spec.features)
         parts = b.ops("Split", features, b.constant([spec.target_hidden] * count), outputs=count, axis=1)
-        normed = [rms_norm(b, part, w, f"fc_norm.{at}", eps) for at, part in enumerate(parts)]
+        normed = [rms_norm(b, part, w, f"fc_norm.{at}", layer) for at, part in enumerate(parts)]
         features = b.op("Concat", *normed, axis=1)
     b.output(names["states"], Linear.stored("fc", hidden)(b, features, w))
     return b.model()
@@ -68,18 +68,18 @@ def build_eagle3(
         name = prefix if at == 0 else f"layers.{at}"
         with b.scope(f"layers.{at}/attention"):
             if at == 0:
-                state = rms_norm(b, stream, w, f"{name}.hidden_norm", layer.norm_eps)
-                word = rms_norm(b, embedded, w, f"{name}.input_layernorm", layer.norm_eps)
+                state = rms_norm(b, stream, w, f"{name}.hidden_norm", layer)
+                word = rms_norm(b, embedded, w, f"{name}.input_layernorm", layer)
                 normed = b.op("Concat", word, state, axis=-1)
                 stream = state if spec.norm_residual else stream
             else:
-                normed = rms_norm(b, stream, w, f"{name}.input_layernorm", layer.norm_eps)
+                normed = rms_norm(b, stream, w, f"{name}.input_layernorm", layer)
         stream, present = block(b, stream, normed, w, layer, given, how, attend, at, name)
         made |= present
     with b.scope("head"):
         if not how.pick_early:
             stream = how.pick(b, stream, given["score_rows"])
-        normed = rms_norm(b, stream, w, "norm", layer.norm_eps)
+        normed = rms_norm(b, stream, w, "norm", layer)
         made["next_states"] = normed if spec.norm_fed_back else stream
         logits = Linear.stored("lm_head", spec.draft_vocab)(b, normed, w)
         ids = target_ids(checkpoint, spec)

@@ -16,11 +16,13 @@ from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.recipe import Eagle3Draft, ModelDraft, PardDraft, Recipe, Target
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
+from tandemrt.export.model.eagle3 import EMBEDDING, build_eagle3, build_fuse
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
 from tandemrt.export.model.lowerings import Lowering, fitting
+from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.plugins.operators import HEAD_DIMS
@@ -31,7 +33,7 @@ class Model:
     """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe.
 
     ``source`` is the checkpoint as the recipe names it, ``checkpoint`` what the graph points into: the same, or what
-    was made of it for a ``dtype`` of weights (engines/dtypes.py, QUANTIZED).
+    was made of it (``packed``).
     """
 
     role: EngineName
@@ -46,12 +48,18 @@ class Model:
         """The dtype that the engine computes in."""
         return QUANTIZED.get(self.dtype, self.dtype)
 
+    @property
+    def packed(self) -> bool:
+        """Whether a build writes the weights anew: in other integers, or in another order of those they come in."""
+        found = read_quantization(self.source.config, self.source.folder)
+        return self.dtype in QUANTIZED or (found is not None and found.comes_packed)
+
     @classmethod
     def open(cls, role: EngineName, section: Target | ModelDraft | PardDraft, dtype: str, *, length: int) -> "Model":
         """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if ``length`` is too long."""
         folder = section.checkpoint
         checkpoint = Checkpoint.open(folder)
-        spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields)
+        spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields, length=length)
         vocabulary = CheckpointTokenizer.open(folder)
         if vocabulary.size > spec.vocab:
             rule = f"the tokenizer must not have more ids than the logits are wide ({spec.vocab})"
@@ -81,11 +89,22 @@ class DraftHead:
         """The dtype that the engine computes in."""
         return self.dtype
 
+    @property
+    def packed(self) -> bool:
+        """See Model.packed."""
+        return False
+
     @classmethod
     def open(cls, section: Eagle3Draft, target: Model, *, length: int) -> "DraftHead":
         """Read the head's checkpoint. Raises BadCheckpoint, or BadRecipe if ``length`` is too long for it."""
         checkpoint = Checkpoint.open(section.checkpoint)
         spec = Eagle3Spec.from_hf(checkpoint.config, target.spec, ignored=section.ignore_config_fields)
+        if EMBEDDING not in checkpoint.tensors and target.spec.scales.embedding != 1.0:
+            raise BadCheckpoint(
+                f"{checkpoint.folder}: a head without {EMBEDDING!r} takes the target's embedding, which this target "
+                f"multiplies by {target.spec.scales.embedding}; whether the head does is not known; choose one with an "
+                "embedding of its own"
+            )
         most, what = spec.layer.max_length, "the length that the draft's config.json gives"
         if spec.reach is not None and spec.reach < most:
             most, what = spec.reach, "the head's sliding window, which tools count in different ways"
@@ -116,6 +135,7 @@ Models = tuple[Model] | tuple[Model, Draft]  # the target, then what drafts, if 
 def open_models(recipe: Recipe) -> Models:
     """Open the target and, if a model or a head drafts, the draft; check that they fit each other. Raises BadRecipe."""
     target = Model.open("target", recipe.target, recipe.target.dtype, length=recipe.limits.length)
+    _require_products(target, recipe)
     _require_kernel(target, recipe)
     if isinstance(recipe.draft, Eagle3Draft):
         head = DraftHead.open(recipe.draft, target, length=recipe.limits.length)
@@ -125,6 +145,7 @@ def open_models(recipe: Recipe) -> Models:
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
     draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
+    _require_products(draft, recipe)
     _require_kernel(draft, recipe)
     if draft.spec.vocab != target.spec.vocab:
         rule = f"its logits must be as wide as the target's, {target.spec.vocab}"
@@ -153,6 +174,19 @@ def _require_kernel(model: Draft, recipe: Recipe) -> None:
         )
         found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
         raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
+    layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
+    if recipe.cache == "paged" and (why := unsupported(layers, "paged", recipe.capacity)):
+        raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
+
+
+def _require_products(model: Model, recipe: Recipe) -> None:
+    found = read_quantization(model.source.config, model.source.folder)
+    if found is not None and recipe.backend.name != "onnxruntime-cpu":
+        rule = f"a checkpoint that comes quantized ({found.method}) needs backend.name 'onnxruntime-cpu'"
+        raise BadRecipe(
+            f"{model.role}.checkpoint: {rule}; got {recipe.backend.name!r}, which has no products for it yet; choose "
+            "that backend, or the checkpoint that is not quantized"
+        )
 
 
 def graphs(recipe: Recipe, models: Models, attention: Lowering) -> list[Graph]:

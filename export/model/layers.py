@@ -46,13 +46,13 @@ def stack(
         hidden.name = f"hidden.{layer}"
         streams.append(hidden)
         with b.scope(f"layers.{layer}/attention"):
-            normed = rms_norm(b, hidden, w, f"{name}.input_layernorm", spec.norm_eps)
+            normed = _normed(b, hidden, w, spec, name, spec.norms.before_attention)
         hidden, present = block(b, hidden, normed, w, spec, given, how, attend, layer, name)
         made |= present
     with b.scope("head"):
         if not how.pick_early:  # only rows that somebody reads cost a norm and a product
             hidden = how.pick(b, hidden, rows)
-        normed = rms_norm(b, hidden, w, "model.norm", spec.norm_eps)
+        normed = rms_norm(b, hidden, w, "model.norm", spec)
     if features:  # behind all norms: a stream that is read in front of its norm is not fused with it
         with b.scope("features"):
             wanted = [streams[layer] for layer in features]
@@ -72,7 +72,7 @@ def block(
     layer: int,
     name: str,
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
-    """Layer ``layer`` by the weights called ``name``: attention over ``normed``, then the gated product.
+    """Layer ``layer`` by the weights called ``name``: attention over ``normed``, then the MLP.
 
     Returns the stream behind it, of the last layer only the rows that get logits where ``how`` picks early, and its
     caches afterwards by their names in the contract.
@@ -83,12 +83,28 @@ def block(
         if how.pick_early and layer == spec.layers - 1:  # what nobody reads costs nothing from here on
             stream, mixed = (how.pick(b, value, given["score_rows"]) for value in (stream, mixed))
         out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
-        stream = b.op("Add", stream, out(b, mixed, w))
+        given_back = _normed(b, out(b, mixed, w), w, spec, name, spec.norms.after_attention)
+        stream = _added(b, stream, given_back, spec, w.dtype)
     with b.scope(f"layers.{layer}/mlp"):
         stream.name = f"residual.{layer}"
-        normed = rms_norm(b, stream, w, f"{name}.post_attention_layernorm", spec.norm_eps)
-        stream = b.op("Add", stream, _gated_mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation))
+        normed = _normed(b, stream, w, spec, name, spec.norms.before_mlp)
+        given_back = _mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation)
+        stream = _added(b, stream, _normed(b, given_back, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
     return stream, {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
+
+
+def _normed(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, layer: str, name: str | None) -> ir.Value:
+    """``x`` through the norm that the layer has at this place, if it has one."""
+    return x if name is None else rms_norm(b, x, w, f"{layer}.{name}", spec)
+
+
+def _added(b: GraphBuilder, hidden: ir.Value, x: ir.Value, spec: ModelSpec, dtype: str) -> ir.Value:
+    return b.op("Add", hidden, times(b, x, spec.scales.residual, dtype))
+
+
+def times(b: GraphBuilder, x: ir.Value, factor: float, dtype: str) -> ir.Value:
+    """``x`` times a constant; ``x`` itself if that is 1."""
+    return x if factor == 1.0 else b.op("Mul", x, b.constant(factor, dtype))
 
 
 def _heads(spec: ModelSpec, layer: int, name: str) -> Heads:
@@ -102,15 +118,16 @@ def _heads(spec: ModelSpec, layer: int, name: str) -> Heads:
         query=query,
         key=key,
         value=value,
-        norms=(f"{name}.q_norm", f"{name}.k_norm") if spec.qk_norm else None,
-        sliding_window=spec.sliding_window if spec.sliding_layers[layer] else None,
+        norms=(f"{name}.{spec.qk_norm.query}", f"{name}.{spec.qk_norm.key}") if spec.qk_norm else None,
+        rope=spec.rope_of(layer),
+        sliding_window=spec.window_of(layer),
     )
 
 
-def _gated_mlp(
+def _mlp(
     b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, layer: int, name: str, activation: GatedActivation
 ) -> ir.Value:
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
     gate, up = (Linear.stored(f"{name}.{kind}_proj", spec.intermediate, bias=spec.mlp_bias) for kind in ("gate", "up"))
     down = Linear.stored(f"{name}.down_proj", spec.hidden, bias=spec.mlp_bias)
-    return down(b, activation(b, x, w, gate, up, layer=layer), w)
+    return down(b, activation(b, x, w, gate if spec.gated else None, up, kind=spec.activation, layer=layer), w)

@@ -29,6 +29,7 @@ _MODELOPT: Mapping[str, tuple[Any, ...]] = {
     "parallel_draft_step": (1,),
     "parallel_draft_heads_num_layers": (1, 0),
 }
+FAMILIES = ("llama", "qwen3")  # of the layers
 _SLIDING = ("sliding_window", "use_sliding_window", "layer_types", "max_window_layers")
 
 
@@ -59,6 +60,11 @@ class Eagle3Spec:
     def from_hf(cls, config: Mapping[str, Any], target: ModelSpec, *, ignored: Collection[str] = ()) -> "Eagle3Spec":
         """Read a config. Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``."""
         fields = Fields(config, "config.json")
+        if config.get("quantization_config") is not None:
+            raise BadCheckpoint(
+                "config.json: quantization_config: a head must come with whole weights, got "
+                f"{quoted(config['quantization_config'])}; choose one that is not quantized"
+            )
         if "speculators_model_type" in config or "transformer_layer_config" in config:
             spec = _of_speculators(fields, target)
         else:
@@ -207,9 +213,11 @@ def _layer(config: Any, ignored: Collection[str] = ()) -> tuple[ModelSpec, int |
             raise BadCheckpoint(f"config.json: sliding_window should be a whole number, it is {quoted(window)}")
         reach = window
     rest = {name: value for name, value in config.items() if name not in _SLIDING}
-    if rest.get("model_type") == "mistral":  # absent it would be taken for the family's own
-        rest["sliding_window"] = None
     spec = ModelSpec.from_hf(rest, ignored=ignored)
+    if spec.family not in FAMILIES:
+        raise BadCheckpoint(
+            f"config.json: the layers of a head should be of {' or '.join(FAMILIES)}, they are of {spec.family}"
+        )
     return replace(spec, tied=False), reach
 
 

@@ -120,6 +120,11 @@ class Constraint:
         return sum(at <= length for at in self._state.forced_at)
 
     @property
+    def forced_spans(self) -> list[range]:
+        """Where in the output budgets wrote their forced ends, as far as they are out."""
+        return self._phases.forced_spans(self._state)
+
+    @property
     def stuck(self) -> bool:
         """Whether no token at all may follow; ``commit([])`` then ends the request."""
         row = np.empty(self._words, np.int32)

@@ -29,6 +29,7 @@ class Node:
     next: dict[int, int] = field(default_factory=dict)  # tokens that are not here lead to ROOT
     opens: bool = False  # the start marker is complete here
     closes: Closing | None = None  # the longest end marker that is complete here
+    ends: bool = False  # an end marker that is no content is complete here; `closes` may be a longer one that is
     open_prefix: int = 0  # length of the longest unfinished start marker that ends here
     close_prefix: int = 0  # length of the longest unfinished end marker that ends here
 
@@ -46,7 +47,8 @@ class MarkerMatcher:
         self.nodes: list[Node] = [Node()]
         self._insert(start).opens = True
         for closing in closings:
-            self._insert(closing.tokens).closes = closing
+            node = self._insert(closing.tokens)
+            node.closes, node.ends = closing, not closing.implicit
         self._number_prefixes(start, [closing.tokens for closing in closings])
         self._complete()
 
@@ -84,6 +86,7 @@ class MarkerMatcher:
                 queue.append(child)
             node.opens = node.opens or shorter.opens
             node.closes = node.closes or shorter.closes
+            node.ends = node.ends or shorter.ends
             node.open_prefix = node.open_prefix or shorter.open_prefix
             node.close_prefix = node.close_prefix or shorter.close_prefix
             node.next = shorter.next | node.next

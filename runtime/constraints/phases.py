@@ -163,6 +163,11 @@ class Phases:
             return after._replace(length=length), edge
         return after._replace(length=length, phase=Phase.DONE, finish=after.finish or "length"), edge
 
+    def forced_spans(self, state: State) -> list[range]:
+        """Where in the output forced ends were written, as far as they are out."""
+        begins = [at - 1 for at in state.forced_at]
+        return [range(begin, min(begin + len(self._forced_end), state.length)) for begin in begins]
+
     def undecided(self, state: State) -> int:
         """How many of the last tokens may still turn out to be part of a marker."""
         if state.phase in (Phase.FORCING, Phase.DONE):

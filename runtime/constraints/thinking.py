@@ -71,14 +71,15 @@ def read_prompt(rule: ThinkingRule, prompt: Iterable[int]) -> PromptReading:
     """Find the phase a prompt ends in: its last marker wins.
 
     A start marker inside an open block begins that block anew, for a prompt may quote a marker without closing it.
-    An implicit end counts only inside a block: outside, it is ordinary content (a template that describes tools).
+    An implicit end counts only inside a block: outside, it is ordinary content (a template that describes tools), in
+    which an end marker counts as anywhere else.
     """
     matcher = rule.matcher
     block_open, node, spent = None, ROOT, 0
     for token in prompt:
         node = matcher.step(node, token)
         here = matcher.nodes[node]
-        if here.closes and (block_open or not (here.closes.implicit or here.opens)):
+        if here.closes if block_open else here.ends and not here.opens:
             block_open, node, spent = False, ROOT, 0
         elif here.opens:
             block_open, node, spent = True, ROOT, 0

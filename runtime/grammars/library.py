@@ -17,6 +17,7 @@ from tandemrt.runtime.grammars.engine import Engine
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.output import OutputCheck
 from tandemrt.runtime.grammars.readings import Readings
+from tandemrt.runtime.processes.pool import ProcessPool
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.structured import Source
@@ -80,6 +81,8 @@ class GrammarLibrary:
         max_source_bytes: larger sources are refused.
         workers: compilations at once.
         cache: None for one of its own.
+        processes: where a schema is read that is not quick to read, and an EBNF grammar is tried; None: here, and not.
+        slowest_row_s: of the processor's time, that a row may take where a grammar is tried.
     """
 
     def __init__(
@@ -91,14 +94,19 @@ class GrammarLibrary:
         max_source_bytes: int = 1 << 18,
         workers: int = 2,
         cache: GrammarCache | None = None,
+        processes: ProcessPool | None = None,
+        slowest_row_s: float = 0.25,
     ) -> None:
         self._stop_ids = tuple(stop_ids)
         self._compiler = GrammarCompiler(vocabulary, self._stop_ids)
+        self._vocabulary = vocabulary
+        self._slowest_row_s = slowest_row_s
         self._digest = vocabulary.digest
         self._timeout_s = timeout_s
         self._max_source_bytes = max_source_bytes
         self._cache = GrammarCache() if cache is None else cache
-        self._readings = Readings()
+        self._processes = processes
+        self._readings = Readings(None if processes is None else self._read, max_source_bytes)
         self._lock = threading.Lock()
         self._waiting: dict[Source, _Compilation] = {}
         self._pool = ThreadPoolExecutor(workers, "grammar", initializer=_wait_for, initargs=(WeakMethod(self.close),))
@@ -149,6 +157,11 @@ class GrammarLibrary:
         for future in futures:
             _settle(future, None, Closed("this runtime was closed; open the bundle again"))
 
+    def _read(self, *work: Any) -> tuple[str, str]:
+        assert self._processes is not None
+        text, dialect = self._processes.submit("structured_outputs.json: the schema", self._timeout_s, *work).result()
+        return text, dialect
+
     def _grammar(self, source: "Source") -> "Future[CompiledGrammar]":
         future: Future[CompiledGrammar] = Future()
         with self._lock:
@@ -197,6 +210,8 @@ class GrammarLibrary:
         try:
             for future in patient:
                 self._limit(source, future)
+            if source.engine == "xgrammar" and self._processes is not None:
+                self._try(source.text, self._processes)
             grammar = self._compiler.compile(source.kind, source.text, any_whitespace=source.any_whitespace)
             self._cache.put(self._key(source), grammar, grammar.size_bytes + len(source.text))
         except BaseException as error:
@@ -205,6 +220,13 @@ class GrammarLibrary:
             del self._waiting[source]
         for future in compilation.futures:
             _settle(future, grammar, failure)
+
+    def _try(self, grammar: str, processes: ProcessPool) -> None:
+        """Raise BadRequest for a grammar that has too much work in it; see trial.py."""
+        from tandemrt.runtime.grammars.trial import tried
+
+        work = (self._vocabulary.tokens, self._stop_ids, grammar, self._slowest_row_s)
+        processes.submit("structured_outputs.grammar: trying it", self._timeout_s, tried, *work).result()
 
     def _key(self, source: "Source") -> tuple[Any, ...]:
         return self._digest, self._stop_ids, source

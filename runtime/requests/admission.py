@@ -9,6 +9,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.fit import require_fit
+from tandemrt.engines.options import RuntimeOptions
 from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import Tokenizer
 from tandemrt.engines.vocabulary import Vocabulary
@@ -20,8 +21,9 @@ from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.output import OutputCheck
 from tandemrt.runtime.processes.pool import ProcessPool
 from tandemrt.runtime.requests.penalties import Penalties
-from tandemrt.runtime.requests.prompt import Prompt, token_ids
+from tandemrt.runtime.requests.prompt import Prompt, PromptReader
 from tandemrt.runtime.requests.request import Listener, Request
+from tandemrt.runtime.requests.share import GrammarShare
 from tandemrt.runtime.requests.text import Transcript
 from tandemrt.runtime.requests.waiting import Enforcement, Waiting
 
@@ -34,19 +36,33 @@ class Admission:
         bundle: Bundle,
         tokenizer: Tokenizer,
         vocabulary: Vocabulary,
+        options: RuntimeOptions,
         *,
         window: int,
-        prefix_caching: bool,
-        grammar_timeout_s: float,
     ) -> None:
         self._bundle = bundle
         self._tokenizer = tokenizer
         self._window = window
-        self._digest = bundle.manifest.digest if prefix_caching else None
+        self._digest = bundle.manifest.digest if options.prefix_caching else None
         self._require_rules()
-        self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
         self._processes = ProcessPool()
-        self._check_timeout_s = grammar_timeout_s
+        self._prompts = PromptReader(
+            tokenizer,
+            valid_tokens=bundle.valid_tokens,
+            limit=bundle.limits.length - 1,
+            most_bytes=options.prompt_bytes(bundle.limits),
+            processes=self._processes,
+            timeout_s=options.prompt_timeout_s,
+        )
+        self._grammars = GrammarLibrary(
+            vocabulary,
+            stop_ids=bundle.stop_ids,
+            timeout_s=options.grammar_timeout_s,
+            max_source_bytes=options.max_grammar_bytes,
+            slowest_row_s=options.fill_timeout_s,
+            processes=self._processes,
+        )
+        self._options = options
 
     def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> Waiting:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
@@ -55,7 +71,7 @@ class Admission:
         called = time.monotonic()
         params = params.checked()
         limits = self._bundle.limits
-        ids = token_ids(prompt, self._tokenizer, valid_tokens=self._bundle.valid_tokens, limit=limits.length - 1)
+        ids = self._prompts.read(prompt, None if params.timeout_s is None else called + params.timeout_s)
         room = limits.length - len(ids)
         if params.max_tokens is not None and params.max_tokens > room:
             raise BadRequest(
@@ -125,7 +141,8 @@ class Admission:
                 # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
                 grammar = compiled.result()
                 check = None if grammar.check is None else partial(self._check, grammar.check)
-                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check))
+                share = GrammarShare(self._options.fill_timeout_s)
+                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check, share))
             except BaseException as error:  # whoever waits must hear of any
                 ready.set_exception(error)
 
@@ -140,7 +157,7 @@ class Admission:
 
     def _check(self, check: OutputCheck, text: str) -> "Future[str | None]":
         what = "structured_outputs.json: checking the finished text"
-        return self._processes.submit(what, self._check_timeout_s, check, text)
+        return self._processes.submit(what, self._options.grammar_timeout_s, check, text)
 
     def _require_rules(self) -> None:
         """Raise BadBundle where the bundle's markers and stop tokens would refuse every request."""

@@ -24,7 +24,7 @@ class Running:
 
     def __init__(self, waiting: Waiting, slot: int, cached: int = 0) -> None:
         self.request: Request = waiting.request
-        self.constraint, self._check = waiting.enforcement.result()
+        self.constraint, self._check, self.share = waiting.enforcement.result()
         self.penalties = waiting.penalties
         self.hashes = waiting.hashes
         self.tokens = list(self.request.prompt)
@@ -99,6 +99,8 @@ class Running:
         Returns, for each window whose tokens are certain now, how many drafted tokens were accepted and kept.
         """
         commit = self.constraint.commit(emitted)
+        if self.request.trace is not None:
+            self.request.trace.commit(emitted, commit, self.constraint.forced_spans)
         if drafted:
             begin = self.output_length
             self._windows.append(_Window(begin, begin + len(commit.kept), drafted, len(emitted)))

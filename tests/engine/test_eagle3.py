@@ -4,6 +4,7 @@ The target's states come from transformers, the head's definition from its paper
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,14 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tandemrt import LLM, SamplingParams
+from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
 from tests.eagle3 import Definition, Head
-from tests.engine.test_invisible import REQUESTS, hold_backwards_and_alone, outputs, told
+from tests.engine.test_invisible import REQUESTS, told
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import VOCAB, tiny_checkpoint, write_recipe
 
@@ -31,7 +32,8 @@ WINDOW = 4
 ASKED = [
     *REQUESTS[1:9:3],
     ("among two", {"temperature": 0.0, "max_tokens": 30, **AMONG}),
-    ("of them", {"temperature": 0.8, "seed": 3, "max_tokens": 40, **AMONG}),
+    ("of them " * 12, {"temperature": 0.8, "seed": 3, "max_tokens": 60, **AMONG}),
+    ("and of these " * 8, {"temperature": 0.5, "seed": 4, "max_tokens": 60, **AMONG}),
 ]
 SHARED = [(7 * i) % 256 for i in range(150)]  # two full blocks and a bit
 
@@ -58,20 +60,26 @@ def bundles(folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def bundle(bundles: dict[str, Path]) -> Path:
-    """One whose caches are linear."""
-    return bundles["linear"]
+def opened(bundles: dict[str, Path]) -> Iterator[dict[str, LLM]]:
+    with ExitStack() as stack:
+        yield {
+            kind: stack.enter_context(LLM(bundle, device="cpu", threads=1, overlap=kind == "paged"))
+            for kind, bundle in bundles.items()
+        }
 
 
-@pytest.fixture(scope="module", params=["linear", "paged"])
-def llm(bundles: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(bundles[request.param], device="cpu", threads=1) as opened:
-        yield opened
+@pytest.fixture(params=["linear", "paged"])
+def llm(opened: dict[str, LLM], request: pytest.FixtureRequest) -> LLM:
+    return opened[request.param]
+
+
+def answers(llm: LLM, requests: Sequence[tuple[str, dict[str, Any]]], **params: Any) -> list[RequestOutput]:
+    return llm.generate([prompt for prompt, _ in requests], [SamplingParams(**asked | params) for _, asked in requests])
 
 
 @pytest.fixture(scope="module")
-def plain(bundle: Path) -> list[Any]:
-    return [told(output) for output in outputs(bundle, requests=ASKED, window=0)]
+def plain(opened: dict[str, LLM]) -> list[Any]:
+    return [told(output) for output in answers(opened["linear"], ASKED, window=0)]
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +161,7 @@ def test_every_round_drafts_what_the_definition_drafts(llm: LLM, expected: Expec
     prompt = [(11 * i * i + length) % 256 for i in range(length)]
     with Watched(llm) as watched:
         output = llm.generate(prompt, asked(max_tokens=40))
-        assert len({count for _, count in watched.rounds}) >= 3, "windows are accepted in part, and not at all"
+        assert len({count for _, count in watched.rounds}) >= 2, "drafts are accepted, and refused"
         assert watched.hold(prompt, output.token_ids, expected) >= 5
 
 
@@ -181,28 +189,24 @@ def test_a_beginning_that_is_found_again_drafts_as_one_that_was_read(llm: LLM, e
             assert watched.hold(prompt, output.token_ids, expected) >= 2
 
 
-def test_paged_rounds_give_the_text_of_linear_ones(bundles: dict[str, Path], plain: list[Any]) -> None:
-    """Prompts ride along with windows, and little memory makes requests give theirs back."""
-    with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=300, overlap=True) as llm:
-        llm._worker.prepare(partial(capture, llm.loop))  # as a GPU does
-        found = llm.generate([prompt for prompt, _ in ASKED], [SamplingParams(**params) for _, params in ASKED])
-    assert [told(output) for output in found] == plain
-    assert sum(output.speculation.num_accepted_draft_tokens for output in found[-2:]) > 0
-
-
-@pytest.mark.parametrize("options", [{"window": {1: 4, 3: 2, 4: 0}}, {"overlap": True}])
-def test_heads_change_no_token(bundle: Path, plain: list[Any], options: dict[str, Any]) -> None:
-    speculated = outputs(bundle, requests=ASKED, **options)
+def test_heads_change_no_token(opened: dict[str, LLM], plain: list[Any]) -> None:
+    speculated = answers(opened["linear"], ASKED)
     assert [told(output) for output in speculated] == plain
-    assert sum(output.speculation.num_accepted_draft_tokens for output in speculated[-2:]) > 0
+    assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 5
 
 
-def test_batch_mates_and_slots_change_no_token(bundle: Path, plain: list[Any]) -> None:
-    hold_backwards_and_alone(bundle, ASKED, plain)
+def test_who_gives_memory_back_goes_on_with_the_same_text(bundles: dict[str, Path], plain: list[Any]) -> None:
+    with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=300, window={1: 4, 3: 2, 4: 0}) as llm:
+        llm._worker.prepare(partial(capture, llm.loop))  # as a GPU does
+        found = answers(llm, ASKED[::-1])[::-1]
+        assert llm.metrics.preemptions
+    assert [told(output) for output in found] == plain
 
 
-def test_the_rejection_rule_reads_the_heads_laws_and_harms_no_neighbour(bundle: Path, plain: list[Any]) -> None:
+def test_the_rejection_rule_reads_the_heads_laws_and_harms_no_neighbour(
+    opened: dict[str, LLM], plain: list[Any]
+) -> None:
     mixed = [(p, params | ({"rule": "rejection"} if i % 2 else {})) for i, (p, params) in enumerate(ASKED)]
-    found = outputs(bundle, requests=mixed)
+    found = answers(opened["linear"], mixed)
     assert [told(output) for output in found[::2]] == plain[::2]
-    assert found[-1].speculation.num_accepted_draft_tokens > 0
+    assert found[1::2][-1].speculation.num_accepted_draft_tokens > 0

@@ -13,12 +13,13 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tests.engine.test_eagle3 import Watched
-from tests.engine.test_invisible import REQUESTS, hold_backwards_and_alone, outputs, told
+from tests.engine.test_eagle3 import Watched, answers
+from tests.engine.test_invisible import REQUESTS, told
 from tests.makers import tiny_checkpoint, write_recipe
 
 MASK, WINDOW = 319, 5  # an id that spells nothing
 SHARED = [(7 * i) % 256 for i in range(150)]
+ASKED = REQUESTS[1:9:3]
 
 
 def pard(folder: Path, token: Any = MASK, **config: Any) -> Path:
@@ -100,20 +101,17 @@ def test_a_beginning_that_is_found_again_drafts_as_one_that_was_read(llm: LLM, e
             assert watched.hold(prompt, output.token_ids, expected) >= 2
 
 
-@pytest.mark.parametrize("options", [{"window": {1: 5, 3: 2, 4: 0}}, {"overlap": True}])
-def test_parallel_drafts_change_no_token(bundle: Path, options: dict[str, Any]) -> None:
-    requests = REQUESTS[1:9:3]
-    plain = [told(output) for output in outputs(bundle, requests=requests, window=0)]
-    assert [told(output) for output in outputs(bundle, requests=requests, **options)] == plain
-    if "overlap" in options:
-        hold_backwards_and_alone(bundle, requests, plain)
+def test_parallel_drafts_change_no_token(llm: LLM) -> None:
+    plain = [told(output) for output in answers(llm, ASKED, window=0)]
+    assert [told(output) for output in answers(llm, ASKED)] == plain
+    assert [told(output) for output in answers(llm, ASKED[::-1])[::-1]] == plain
 
 
-def test_all_draws_of_a_window_have_laws_that_the_rejection_rule_reads(bundle: Path) -> None:
+def test_all_draws_of_a_window_have_laws_that_the_rejection_rule_reads(llm: LLM) -> None:
     sampled = [("noise", {"rule": "rejection", "seed": seed, "max_tokens": 30}) for seed in range(3)]
-    first, second = (outputs(bundle, requests=sampled[:count]) for count in (3, 1))
-    assert sum(output.speculation.num_accepted_draft_tokens for output in first) > 20
-    assert told(second[0]) == told(first[0])
+    found = answers(llm, sampled)
+    assert sum(output.speculation.num_accepted_draft_tokens for output in found) > 20
+    assert told(answers(llm, sampled[:1])[0]) == told(found[0])
 
 
 @pytest.mark.parametrize(

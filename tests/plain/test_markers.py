@@ -12,10 +12,11 @@ ids = st.integers(0, 2)
 marker = st.lists(ids, min_size=1, max_size=4).map(tuple)
 
 
-@given(start=marker, ends=st.lists(marker, min_size=1, max_size=3, unique=True), text=st.lists(ids, max_size=30))
-def test_the_matcher_agrees_with_looking_at_the_whole_text_after_every_token(start, ends, text):
+@given(start=marker, implicit=st.dictionaries(marker, st.booleans(), min_size=1, max_size=3), text=st.lists(ids))
+def test_the_matcher_agrees_with_looking_at_the_whole_text_after_every_token(start, implicit, text):
     """G12: self-overlapping markers included (three token ids make them common)."""
-    matcher = MarkerMatcher(start, [Closing(end, implicit=False) for end in ends])
+    ends = list(implicit)
+    matcher = MarkerMatcher(start, [Closing(end, implicit[end]) for end in ends])
     node = ROOT
     for length, token in enumerate(text, 1):
         node = matcher.step(node, token)
@@ -24,6 +25,7 @@ def test_the_matcher_agrees_with_looking_at_the_whole_text_after_every_token(sta
         complete = [end for end in ends if seen[-len(end) :] == end]
         assert here.opens == (seen[-len(start) :] == start)
         assert (here.closes.tokens if here.closes else ()) == max(complete, key=len, default=())
+        assert here.ends == any(not implicit[end] for end in complete)
         assert here.open_prefix == longest_unfinished(seen, [start])
         assert here.close_prefix == longest_unfinished(seen, ends)
 
@@ -57,6 +59,11 @@ RULE = ThinkingRule(start=(1,), ends=[(2,), (5, 6)], forced_end=(9, 2), implicit
 def test_the_last_marker_of_a_prompt_decides(prompt, block_open, spent):
     reading = read_prompt(RULE, prompt)
     assert (reading.block_open, reading.spent) == (block_open, spent)
+
+
+def test_an_end_marker_that_an_implicit_one_ends_with_counts_outside_of_a_block_too():
+    rule = ThinkingRule(start=(1, 1), ends=[(1,)], forced_end=(1,), implicit_ends=[(2, 1)])
+    assert read_prompt(rule, (2, 1, 1)).block_open is False  # the first 1 ends, so the second begins no start marker
 
 
 @pytest.mark.parametrize("budget", [-2, 1.5, 2.0, True, "3", [1]])

@@ -10,6 +10,7 @@ import torch
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.caches.linear import LinearRoom
 from tandemrt.runtime.device import Clock
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
@@ -63,7 +64,7 @@ class FakeTandem:
         self.buffers.count.view(this.batch).fill_(1)
 
 
-class FakeDrafter:
+class FakeDrafter(Unmoved):
     """Drafts nothing, either before the commit or behind it."""
 
     window = WINDOW
@@ -88,9 +89,6 @@ class FakeDrafter:
         pass
 
     def propose(self, this: Round) -> None:
-        pass
-
-    def verified(self, this: Round) -> None:
         pass
 
 
