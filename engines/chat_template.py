@@ -1,5 +1,6 @@
 """Chat templates: Jinja in a sandbox, with the names and filters that templates of the hub are written for."""
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -16,14 +17,14 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")  # what its name may
 
 
 class ChatTemplate:
-    """One template, compiled when it is first rendered. ``variables`` are the special tokens that it may name.
+    """One template, compiled when it is first rendered. ``names`` are the special tokens that it may name.
 
     A rendering may run for ever: ``render_quickly`` gives up where it is not sure to be quick, and ``render`` does not.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+    def __init__(self, source: str, names: Mapping[str, str]) -> None:
         self.source = source
-        self._variables = dict(variables)
+        self._names = dict(names)
 
     def values(
         self,
@@ -31,14 +32,16 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What the template sees of ``messages``, with ``tools`` to call: plain values."""
+        """What the template sees of ``messages``, with ``tools`` to call and other ``variables``: plain values."""
         return {
+            "documents": None,
+            **self._names,
+            **{name: _plain(value) for name, value in (variables or {}).items()},
             "messages": [_message(each) for each in messages],
             "tools": [_plain(each) for each in tools] or None,
-            "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            **self._variables,
         }
 
     def render(self, values: Mapping[str, Any]) -> str:
@@ -50,9 +53,17 @@ class ChatTemplate:
         if self._metered is None:
             return None
         try:
-            return self._metered.render(values)
+            return self._metered.render(_with_arguments(values))
         except NotQuick:
             return None
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads and does not set itself."""
+        from jinja2 import meta
+
+        environment = _compiled(self.source).environment
+        return frozenset(meta.find_undeclared_variables(environment.parse(self.source))) - set(environment.globals)
 
     @cached_property
     def _metered(self) -> "MeteredTemplate | None":
@@ -66,8 +77,11 @@ class ChatTemplate:
 
 
 def rendered(source: str, values: Mapping[str, Any]) -> str:
-    """Render a template, however long it takes. Raises what it raises."""
-    return _compiled(source).render(values)
+    """Render a template, however long it takes. Raises what it raises.
+
+    The arguments of a call may be an object or the JSON text of one; a template may use either as both.
+    """
+    return _compiled(source).render(_with_arguments(values))
 
 
 @lru_cache(maxsize=8)
@@ -117,3 +131,49 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return f"<{type(value).__name__}>"
+
+
+def _with_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {**values, "messages": [_with_calls(message) for message in values["messages"]]}
+
+
+def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call(call) for call in calls]}
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _call(call["function"])}
+    return {**call, "arguments": _arguments(call["arguments"])} if "arguments" in call else call
+
+
+class _Arguments(dict[Any, Any]):
+    """The arguments of a call: some templates walk through an object, others want to join it to a text."""
+
+    def __init__(self, value: Mapping[Any, Any], text: str) -> None:
+        super().__init__(value)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def _arguments(given: Any) -> Any:
+    if isinstance(given, dict):
+        return _Arguments(given, json.dumps(given, ensure_ascii=False))
+    try:
+        value = json.loads(given)
+    except (TypeError, ValueError, RecursionError):  # a model may have written no JSON: it stays what it wrote
+        return given
+    return _Arguments(value, given) if isinstance(value, dict) else given

@@ -167,6 +167,15 @@ class RuntimeOptions(Section):
         gt=0.0,
         description="the longest a chat template may take for a chat, and a long text to become tokens, in seconds",
     )
+    chat_template: str | None = Field(
+        default=None,
+        description="a file with a chat template in place of the checkpoint's; default: the bundle's own",
+    )
+    generation_config: bool = Field(
+        default=True,
+        description="sampling parameters that a request does not give are those of the checkpoint's "
+        "generation_config.json (temperature, top_p and so on)",
+    )
     cache_tokens: Annotated[int, BeforeValidator(_whole), AfterValidator(_cache_tokens)] | None = Field(
         default=None,
         description="tokens that a paged cache holds for all requests together, at least one of the bundle's length; "
@@ -260,6 +269,8 @@ class ServedOptions(TypedDict, total=False):
     max_grammar_bytes: int
     max_prompt_bytes: int | None
     prompt_timeout_s: float
+    chat_template: str | None
+    generation_config: bool
     cache_tokens: int | None
     prefix_caching: bool
     prefill_chunk: int | None

@@ -58,6 +58,8 @@ def _validated_anew(value: Any) -> Any:
 class SamplingParams(Section):
     """How one request is sampled and constrained. Unknown names and values out of range raise BadRequest.
 
+    What is not given is what the checkpoint recommends (LLM, ``generation_config``), else the default named here.
+
     The law of each token is the target's, after ``logit_bias``, ``repetition_penalty`` (of what is in prompt or
     output), ``frequency_penalty`` and ``presence_penalty`` (of what is in the output), after what constraints forbid,
     after ``temperature``, then ``top_k``, ``top_p`` over what is left, then ``min_p`` relative to the largest
@@ -110,6 +112,16 @@ class SamplingParams(Section):
         """Return these parameters validated anew, whatever was done to the object. Raises BadRequest."""
         return self.model_copy()
 
+    def over(self, defaults: Mapping[str, Any]) -> "SamplingParams":
+        """Return these parameters validated anew, with ``defaults`` for those that were not given. Raises BadRequest.
+
+        A default length gives way to a ``min_tokens`` that was given.
+        """
+        values = {**defaults, **_given(self, False)}
+        if "max_tokens" not in self.model_fields_set and self.min_tokens > values.get("max_tokens", self.min_tokens):
+            values["max_tokens"] = self.min_tokens
+        return SamplingParams(**values)
+
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingParams":
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -121,9 +133,11 @@ class SamplingParams(Section):
 
 
 def _given(record: Record, deep: bool) -> dict[str, Any]:
-    """The values of a record, under the names that its constructor takes."""
-    fields = type(record).model_fields
-    given = {fields[name].alias or name: value for name, value in record}
+    """The values of a record that were given, under the names that its constructor takes."""
+    fields, named = type(record).model_fields, record.model_fields_set
+    given = {
+        fields[name].alias or name: value for name, value in record if name in named or value != fields[name].default
+    }
     return deepcopy(given) if deep else given
 
 

@@ -11,6 +11,7 @@ from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.dtypes import BITS, QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
+from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
@@ -85,7 +86,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         check_destination(out, recipe.name, force=force)  # another builder may have been here meanwhile
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
-        models, notes = _quantize(models, folder, clock)
+        models, notes = _quantize(models, folder, clock, compiling.progress)
         if isinstance(models[-1], DraftHead) and EMBEDDING not in models[-1].source.tensors:
             with clock.step("Copy the target's embedding beside the draft"):
                 models = (models[0], _with_embedding(models[-1], models[0], folder))
@@ -161,7 +162,9 @@ def _with_embedding(head: DraftHead, target: Model, folder: Path) -> DraftHead:
     return replace(head, checkpoint=replace(head.checkpoint, tensors=tensors))
 
 
-def _quantize(models: Models, folder: Path, clock: "_Clock") -> tuple[Models, tuple[str, ...]]:
+def _quantize(
+    models: Models, folder: Path, clock: "_Clock", progress: Callable[[str, int, int], None] | None
+) -> tuple[Models, tuple[str, ...]]:
     """The models with the weights that their dtypes ask for in ``folder``, and what it cost, a line each."""
     notes: list[str] = []
 
@@ -176,7 +179,7 @@ def _quantize(models: Models, folder: Path, clock: "_Clock") -> tuple[Models, tu
             f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"
         )
         with clock.step(title):
-            written = write_quantized(model.source, model.spec, folder / model.role, BITS.get(model.dtype))
+            written = write_quantized(model.source, model.spec, folder / model.role, BITS.get(model.dtype), progress)
         if quantization is not None and written.kept:
             how = f"{written.kept} weights of 4 bits ({quantization.method})"
             notes.append(f"{model.role}: {how} were packed anew, their values are the same")
@@ -192,9 +195,10 @@ def _quantize(models: Models, folder: Path, clock: "_Clock") -> tuple[Models, tu
 
 
 def _require_tokenizer(folder: Path, target: Model) -> None:
-    """Raise BadCheckpoint unless the tokenizer in ``folder`` is one that the runtime will open."""
+    """Raise BadCheckpoint unless the tokenizer in ``folder`` and its recommendations are what the runtime will open."""
     try:
         open_tokenizer(folder, target.spec.vocab)
+        recommended(folder)
     except BadBundle as error:
         raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error
 

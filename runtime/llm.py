@@ -16,6 +16,7 @@ from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.runtime.assemble import assemble
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.progress import working
 from tandemrt.runtime.requests.admission import Admission
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.prompt import Prompt, is_batch
@@ -58,8 +59,12 @@ class LLM:
         self._trace = _trace_file(trace)
         self.bundle = Bundle.open(bundle)
         asked.require_fit(self.bundle.limits)
-        self.tokenizer, vocabulary = open_tokenizer(self.bundle.tokenizer_dir, self.bundle.vocab)
-        loop = assemble(self.bundle, asked)
+        folder, markers = self.bundle.tokenizer_dir, self.bundle.manifest.marker_texts
+        self.tokenizer, vocabulary = open_tokenizer(
+            folder, self.bundle.vocab, chat_template=asked.chat_template, markers=markers
+        )
+        with working(f"opening {self.bundle.name}", self.bundle.manifest.weights):
+            loop = assemble(self.bundle, asked)
         self._admission = Admission(
             self.bundle,
             self.tokenizer,

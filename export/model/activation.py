@@ -53,9 +53,14 @@ def one_product_and_operator(
 
 
 def _joined(b: GraphBuilder, gated: ir.Value | None, raised: ir.Value, kind: Activation, layer: int) -> ir.Value:
-    activated = _activated(b, raised, kind) if gated is None else b.op("Mul", _activated(b, gated, kind), raised)
+    activated = activate(b, gated, raised, kind)
     activated.name = f"activated.{layer}"
     return activated
+
+
+def activate(b: GraphBuilder, gated: ir.Value | None, raised: ir.Value, kind: Activation) -> ir.Value:
+    """activation(gated) * raised, or activation(raised), in standard operators."""
+    return _activated(b, raised, kind) if gated is None else b.op("Mul", _activated(b, gated, kind), raised)
 
 
 def _activated(b: GraphBuilder, x: ir.Value, kind: Activation) -> ir.Value:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from tandemrt.export.model.activation import GatedActivation
 from tandemrt.export.model.attention import Attention, Cache, Heads
 from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.experts import mixture
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import Strategies
 from tandemrt.export.model.norm import rms_norm
@@ -72,7 +73,7 @@ def block(
     layer: int,
     name: str,
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
-    """Layer ``layer`` by the weights called ``name``: attention over ``normed``, then the MLP.
+    """Layer ``layer`` by the weights called ``name``: attention over ``normed``, then the MLP or the experts.
 
     Returns the stream behind it, of the last layer only the rows that get logits where ``how`` picks early, and its
     caches afterwards by their names in the contract.
@@ -88,7 +89,11 @@ def block(
     with b.scope(f"layers.{layer}/mlp"):
         stream.name = f"residual.{layer}"
         normed = _normed(b, stream, w, spec, name, spec.norms.before_mlp)
-        given_back = _mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation)
+        experts = spec.experts_of(layer)
+        if experts is None:
+            given_back = _mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation)
+        else:
+            given_back = mixture(b, normed, w, spec, experts, f"{name}.mlp")
         stream = _added(b, stream, _normed(b, given_back, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
     return stream, {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
 

@@ -39,8 +39,9 @@ class Strategies:
 
 
 def fitting(attention: Lowering, spec: ModelSpec) -> Lowering:
-    """``attention``, or what takes its place for a head size that its operator does not take."""
-    return "length" if attention == "grouped" and spec.head_dim % HEAD_DIM_STEP else attention
+    """``attention``, or what takes its place for a head, or a rotated part of it, that its operator does not take."""
+    sizes = (spec.head_dim, *(rope.rotated for layer in range(spec.layers) if (rope := spec.rope_of(layer))))
+    return "length" if attention == "grouped" and any(size % HEAD_DIM_STEP for size in sizes) else attention
 
 
 def _paged_functions(spec: ModelSpec) -> tuple[ir.Function, ...]:

@@ -1,11 +1,17 @@
 """What the operators of a lowering do not do: models that need it are refused by name."""
 
+from tandemrt.export.model.grouped_attention import HEAD_DIM_STEP
 from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.read.spec import ModelSpec
 
 
 def unsupported(spec: ModelSpec, attention: Lowering, capacity: int) -> str | None:
     """Why a model cannot be built by a lowering with rows of ``capacity`` tokens, and what to do; None: it can."""
+    if spec.experts is not None and attention != "grouped":
+        return (
+            f"{spec.family} has experts, which run on a CPU alone, with heads of a multiple of {HEAD_DIM_STEP} values; "
+            "the backend must be onnxruntime-cpu"
+        )
     if attention == "paged":
         return _beyond_window_attention(spec)
     if attention == "length" and spec.sliding_window is not None and capacity > spec.sliding_window:

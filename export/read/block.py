@@ -30,6 +30,20 @@ class QKNorm:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture in place of the MLP, in the ``layers`` that say so: each token chooses ``per_token`` of ``count``.
+
+    ``intermediate`` is the width of each. ``normalized``: the weights of the chosen ones sum to 1, else all weights do.
+    """
+
+    count: int
+    per_token: int
+    intermediate: int
+    normalized: bool
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class Scales:
     """What multiplies, and what bounds.
 

@@ -10,7 +10,14 @@ from typing import Any
 from tandemrt.export.read import family as of
 from tandemrt.export.read.block import Activation, BlockNorms, QKNorm
 from tandemrt.export.read.family import Family
-from tandemrt.export.read.layer_kinds import every, named_rotary, one_window, sliding_rotary, switched_window
+from tandemrt.export.read.layer_kinds import (
+    all_or_none,
+    every,
+    named_rotary,
+    one_window,
+    sliding_rotary,
+    switched_window,
+)
 from tandemrt.export.read.rope import RopeRules
 
 _NORMS_BEHIND = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
@@ -39,6 +46,7 @@ _MINISTRAL_ROPE = {
 _TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers reads the last nowhere
 
 
+_ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # training only
 _GEMMA: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "num_attention_heads": 8,
@@ -201,6 +209,24 @@ _ROWS = (
         defaults={"head_dim": 128, "tie_word_embeddings": True},
         biases=of.one_bias,
         rope=RopeRules(default={"rope_theta": 500_000.0}, interleaved=True),
+    ),
+    Family(
+        "mixtral",
+        ("MixtralForCausalLM",),
+        windows=one_window,
+        rope=RopeRules(default={"rope_theta": 1_000_000.0}),
+        irrelevant=_ROUTER,
+        experts=of.mixtral_experts,
+    ),
+    Family(
+        "qwen3_moe",
+        ("Qwen3MoeForCausalLM",),
+        qk_norm=QKNorm(),
+        biases=of.attention_biases,
+        windows=all_or_none,
+        neutral={"qkv_bias": (False,), "use_qk_norm": (True,), "shared_expert_intermediate_size": (0,)},
+        irrelevant=_ROUTER,
+        experts=of.qwen_experts,
     ),
 )
 FAMILIES = {architecture: row for row in _ROWS for architecture in row.architectures}

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tandemrt.export.read.block import Activation, BlockNorms, QKNorm, Scales
+from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.export.read.block import Activation, BlockNorms, Experts, QKNorm, Scales
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, all_rotary, no_window
 from tandemrt.export.read.rope import RopeRules
@@ -89,6 +90,39 @@ def gemma_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa:
     )
 
 
+def no_experts(fields: Fields, layers: int) -> None:
+    """A dense model."""
+
+
+def mixtral_experts(fields: Fields, layers: int) -> Experts:
+    """Of Mixtral: in every layer."""
+    count, chosen = fields.integer("num_local_experts", 8), fields.integer("num_experts_per_tok", 2)
+    return _experts(count, chosen, fields.integer("intermediate_size"), True, (True,) * layers)
+
+
+def qwen_experts(fields: Fields, layers: int) -> Experts:
+    """Of Qwen3-MoE: in one of ``decoder_sparse_step`` layers, but in none of ``mlp_only_layers``."""
+    count = fields.integer("num_experts", fields.integer("num_local_experts", 128))
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise BadCheckpoint(f"config.json: mlp_only_layers should be a list of layers, it is {quoted(dense)}")
+    return _experts(
+        count,
+        fields.integer("num_experts_per_tok", 8),
+        fields.integer("moe_intermediate_size", 768),
+        fields.flag("norm_topk_prob", False),
+        tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
+    )
+
+
+def _experts(count: int, chosen: int, intermediate: int, normalized: bool, layers: tuple[bool, ...]) -> Experts:
+    if chosen > count:
+        raise BadCheckpoint(
+            f"config.json: num_experts_per_tok should be at most the number of experts, {count}, it is {chosen}"
+        )
+    return Experts(count, chosen, intermediate, normalized, layers)
+
+
 @dataclass(frozen=True)
 class Family:
     """``architectures`` as configs name them; ``name`` is their model_type.
@@ -114,3 +148,4 @@ class Family:
     activations: Mapping[str, Activation] = field(default_factory=lambda: SILU)
     activation_field: str = "hidden_act"
     gated: bool = True
+    experts: Callable[[Fields, int], Experts | None] = no_experts

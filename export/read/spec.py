@@ -7,7 +7,7 @@ from typing import Any
 from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind, Contract
 from tandemrt.engines.errors import BadCheckpoint, quoted
-from tandemrt.export.read.block import Activation, BlockNorms, QKNorm, Scales
+from tandemrt.export.read.block import Activation, BlockNorms, Experts, QKNorm, Scales
 from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.fields import Fields
@@ -62,6 +62,7 @@ class ModelSpec:
     scales: Scales
     activation: Activation
     gated: bool
+    experts: Experts | None
 
     @classmethod
     def from_hf(
@@ -117,6 +118,7 @@ class ModelSpec:
             scales=family.scales(fields, head_dim, hidden),
             activation=_activation(fields, family),
             gated=family.gated,
+            experts=family.experts(fields, layers),
         )
         fields.finish(ignored)
         return spec
@@ -124,6 +126,10 @@ class ModelSpec:
     def window_of(self, layer: int) -> int | None:
         """The sliding window of a layer; None if it sees everything in front of it."""
         return self.sliding_window if self.sliding_layers[layer] else None
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The mixture that a layer has in place of its MLP."""
+        return self.experts if self.experts is not None and self.experts.layers[layer] else None
 
     def rope_of(self, layer: int) -> Rope | None:
         """How a layer rotates queries and keys; None if it does not."""

@@ -10,6 +10,8 @@ from tandemrt.export.read.spec import ModelSpec
 
 # The text part of a model that also sees images, as the first files named it and as transformers names it now.
 _TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.)")
+_MIXTRAL = re.compile(r"(\.experts\.\d+\.)(w[123])\.")
+_OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _IMAGES = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|multi_modal_projector)\.")
 
 
@@ -23,8 +25,14 @@ def named(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     for name, tensor in checkpoint.tensors.items():
         if _IMAGES.match(name):
             continue
-        tensors |= _parts(_TEXT.sub("", name, count=1), tensor, spec)
+        tensors |= _parts(_expert(_TEXT.sub("", name, count=1)), tensor, spec)
     return replace(checkpoint, tensors=tensors)
+
+
+def _expert(name: str) -> str:
+    """A tensor of Mixtral's experts and router by the name that other families give it."""
+    name = name.replace(".block_sparse_moe.", ".mlp.")
+    return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
 
 
 def _parts(name: str, tensor: StoredTensor, spec: ModelSpec) -> Iterator[tuple[str, StoredTensor]]:

@@ -30,12 +30,17 @@ Trace = Annotated[
 ]
 
 
-def read_schema(path: Path, name: str = "--schema") -> dict[str, Any] | bool:
-    """Return the JSON schema in a file that was given as ``name``. Raises BadRequest."""
+def read_json(path: Path, name: str) -> Any:
+    """Return what the JSON file holds that was given as ``name``. Raises BadRequest."""
     try:
-        schema: Any = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise BadRequest(f"{name}: must be a readable JSON file, received {clipped(path)}: {clipped(error)}") from error
+
+
+def read_schema(path: Path, name: str = "--schema") -> dict[str, Any] | bool:
+    """Return the JSON schema in a file that was given as ``name``. Raises BadRequest."""
+    schema = read_json(path, name)
     if not isinstance(schema, dict | bool):
         raise BadRequest(
             f"{name}: must hold a JSON schema, which is an object or a boolean, received {quoted(schema)} in {path}"

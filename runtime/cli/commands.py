@@ -10,14 +10,25 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.chat import ChatOptions
 from tandemrt.engines.command_options import takes_options
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.options import OpeningOptions, RuntimeOptions
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
-from tandemrt.runtime.cli.arguments import BundlePath, MaxTokens, Report, Seed, Temperature, Trace, read_schema
+from tandemrt.runtime.cli.arguments import (
+    BundlePath,
+    MaxTokens,
+    Report,
+    Seed,
+    Temperature,
+    Trace,
+    read_json,
+    read_schema,
+)
 from tandemrt.runtime.cli.chat import chat
 from tandemrt.runtime.cli.serve import serve
 
@@ -55,6 +66,10 @@ def run(
     rule: Annotated[Literal["coupled", "rejection"], typer.Option(help="How drafts are verified.")] = "coupled",
     compare: Annotated[bool, typer.Option("--compare", help="Run without speculation as well, compare.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Do not use the chat template.")] = False,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="Variables of the chat template as JSON, such as '{\"enable_thinking\": false}'.")
+    ] = None,
+    tools: Annotated[Path | None, typer.Option(help="File with a JSON list of functions to call.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     trace: Trace = None,
     *,
@@ -74,10 +89,14 @@ def run(
         structured_outputs=StructuredOutputs(json=read_schema(schema)) if schema else None,
         rule=rule,
     )
+    told = _chat_options(chat_template_kwargs, tools)
+    if raw and told:
+        raise BadRequest(f"--raw: must not come with what is said to a chat template, received {', '.join(told)}")
     _require_fit(bundle, options, params)
     from tandemrt.runtime.llm import LLM
+    from tandemrt.runtime.requests.prompt import Chat
 
-    given: Prompt = prompt if raw else [{"role": "user", "content": prompt}]
+    given: Prompt = prompt if raw else Chat([{"role": "user", "content": prompt}], **told)
     with LLM(bundle, trace=trace, **options.given()) as llm:
         output = llm.generate(given, params)
         plain = None
@@ -148,10 +167,22 @@ def bench(
         out.write_text(json.dumps(result.to_json(), indent=2) + "\n")
 
 
-def doctor() -> None:
-    """Say what this machine can build and run, and what is missing for the rest."""
+def doctor(
+    what: Annotated[
+        str | None,
+        typer.Argument(help="A backend, serve, triton, or a bundle: what is missing for that.", metavar="[WHAT]"),
+    ] = None,
+) -> None:
+    """Say what this machine can build and run, and what is missing for the rest; of WHAT alone, exit code 1 if any."""
     from tandemrt.runtime.cli import doctor as diagnosis
 
+    if what is not None:
+        missing = diagnosis.missing(what)
+        for line in missing:
+            console.print(Text(line, style="red"), soft_wrap=True)
+        if not missing:
+            console.print("[green]nothing is missing[/]")
+        raise typer.Exit(1 if missing else 0)
     about = Table("machine", "", show_edge=False)
     for name, value in diagnosis.machine().items():
         about.add_row(name, value)
@@ -191,6 +222,19 @@ def _show_comparison(result: "Comparison") -> None:
     console.print(table)
     total = len(result.plain.outputs)
     console.print(f"speculation / plain: [bold]{result.speedup:.2f}x[/]; same text: {result.same_text} of {total}")
+
+
+def _chat_options(variables: str | None, tools: Path | None) -> dict[str, Any]:
+    given: dict[str, Any] = {} if tools is None else {"tools": read_json(tools, "--tools")}
+    if variables is not None:
+        try:
+            given["chat_template_kwargs"] = json.loads(variables)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(
+                f"--chat-template-kwargs: must be a JSON object, received {quoted(variables)}: {clipped(error)}"
+            ) from error
+    ChatOptions(**given)  # refused before anything opens
+    return given
 
 
 def _read_prompts(path: Path, count: int) -> tuple["list[Prompt]", list[Any]]:

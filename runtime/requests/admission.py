@@ -9,6 +9,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.fit import require_fit
+from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import Tokenizer
@@ -42,6 +43,8 @@ class Admission:
     ) -> None:
         self._bundle = bundle
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._defaults = recommended(bundle.tokenizer_dir) if options.generation_config else {}
         self._window = window
         self._digest = bundle.manifest.digest if options.prefix_caching else None
         self._require_rules()
@@ -73,6 +76,10 @@ class Admission:
         limits = self._bundle.limits
         ids = self._prompts.read(prompt, None if params.timeout_s is None else called + params.timeout_s)
         room = limits.length - len(ids)
+        defaults = dict(self._defaults)
+        if "max_tokens" in defaults:  # what was recommended for any prompt
+            defaults["max_tokens"] = min(room, defaults["max_tokens"])
+        params = params.over(defaults)
         if params.max_tokens is not None and params.max_tokens > room:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
@@ -179,4 +186,5 @@ class Admission:
             markers.forced_end.ids,
             implicit_ends=tuple(end.ids for end in markers.implicit_ends),
             budget=params.thinking_token_budget,
+            vocabulary=self._vocabulary,
         )

@@ -2,33 +2,29 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.chat_template import rendered
+from tandemrt.engines.chat import ChatOptions
+from tandemrt.engines.chat_template import ChatTemplate, rendered
+from tandemrt.engines.control_tokens import texts
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.sizes import exceeds
 from tandemrt.engines.tokenizer import Tokenizer, reopened
 from tandemrt.runtime.processes.pool import ProcessPool
+from tandemrt.runtime.requests.messages import Message, before_the_end, joined, to_be_continued
 
 CHAT_FACTOR = 4  # how much larger than a text messages may be: templates leave things out, old reasoning above all
 QUICK_BYTES = 256 << 10  # of a text that becomes tokens here; a second of work at worst
 
-Message = Mapping[str, Any]
 
+class Chat(ChatOptions):
+    """Chat messages, objects with role and content, and how they become a prompt. Raises BadRequest."""
 
-@dataclass(frozen=True)
-class Chat:
-    """Chat messages with what else the tokenizer's template is told.
+    messages: Any
 
-    Attributes:
-        messages: objects with role and content.
-        tools: the functions that the model may call, as OpenAI's clients describe them; a template may ignore them.
-    """
-
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] = ()
+    def __init__(self, messages: Sequence[Message], **options: Any) -> None:
+        super().__init__(messages=messages, **options)
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | Chat
@@ -105,7 +101,8 @@ class PromptReader:
         )
 
     def _encode_chat(self, chat: Chat, deadline: float | None) -> list[int]:
-        if exceeds((chat.messages, chat.tools), CHAT_FACTOR * self._most_bytes):
+        tools, variables = chat.tools, chat.chat_template_kwargs
+        if exceeds((chat.messages, tools, variables), CHAT_FACTOR * self._most_bytes):
             raise BadRequest(
                 f"prompt: messages and tools must hold at most {CHAT_FACTOR * self._most_bytes} characters, "
                 f"{CHAT_FACTOR} times max_prompt_bytes, received {quoted(chat.messages)}; shorten them"
@@ -118,9 +115,28 @@ class PromptReader:
                 "prompt: the bundle's tokenizer must have a chat template to take messages, and has none; "
                 f"send a text instead (tandemrt run: --raw), received {quoted(messages)}"
             )
-        template = self._tokenizer.chat_template(messages, chat.tools)
+        template = self._tokenizer.chat_template(messages, tools, variables)
+        messages = joined(messages)
+        for each in texts([messages, tools, variables]):
+            _require_utf8(each)
+        control = self._tokenizer.control_text
+        mark = None if chat.allow_control_tokens else control.mark_for(messages, tools, variables)
+        if mark is not None:
+            # An answer that is sent back may hold the tags that the model wrote itself: templates look for them.
+            messages = [control.mark(each, mark, tags=each.get("role") == "assistant") for each in messages]
+            tools, variables = control.mark(tools, mark), control.mark(variables, mark)
+        if chat.continue_final_message:
+            messages = to_be_continued(messages)
+        text = self._render(template, messages, deadline, tools=tools, variables=variables, chat=chat)
+        if chat.continue_final_message:
+            text = before_the_end(text, messages)
+        return self._encode_text(text, deadline, add_special_tokens=False, mark=mark)
+
+    def _render(
+        self, template: ChatTemplate, messages: list[Message], deadline: float | None, *, chat: Chat, **told: Any
+    ) -> str:
         try:
-            values = template.values(messages, tools=chat.tools)
+            values = template.values(messages, add_generation_prompt=chat.generation_prompt, **told)
             text = template.render_quickly(values)
         except Exception as error:  # templates raise whatever their author wrote
             raise _refused(error, messages) from error
@@ -128,25 +144,25 @@ class PromptReader:
             text, problem = self._in_process("the chat template", deadline, _render, template.source, values)
             if problem is not None:
                 raise _refused(problem, messages)
-        return self._encode_text(text, deadline, add_special_tokens=False)
+        return text
 
-    def _encode_text(self, text: str, deadline: float | None, *, add_special_tokens: bool = True) -> list[int]:
-        try:
-            size = len(text) if len(text) > self._most_bytes else len(text.encode())
-        except UnicodeEncodeError as error:
-            raise BadRequest(
-                f"prompt: must be text that UTF-8 can spell, received {text[error.start]!r} at character "
-                f"{error.start}; join or drop lone surrogates"
-            ) from None
+    def _encode_text(
+        self, text: str, deadline: float | None, *, add_special_tokens: bool = True, mark: str | None = None
+    ) -> list[int]:
+        """``mark``: what breaks control tokens that are text (engines/control_tokens.py)."""
+        if len(text) <= self._most_bytes:
+            _require_utf8(text)
+        size = len(text) if len(text) > self._most_bytes else len(text.encode())
         if size > self._most_bytes:
             raise BadRequest(
                 f"prompt: at most {self._most_bytes} bytes of text may become tokens (max_prompt_bytes), received at "
                 f"least {size} that begin {quoted(text)}; shorten it"
             )
-        if size <= QUICK_BYTES or self._tokenizer.folder is None:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        arguments = (self._tokenizer.folder, text, add_special_tokens)
-        ids: list[int] = self._in_process("making tokens of the text", deadline, _tokens, *arguments)
+        tokenizer = self._tokenizer
+        if size <= QUICK_BYTES or tokenizer.folder is None:
+            return _tokens(tokenizer, text, add_special_tokens, mark)
+        arguments = (tokenizer.folder, tokenizer.writers, text, add_special_tokens, mark)
+        ids: list[int] = self._in_process("making tokens of the text", deadline, _tokens_there, *arguments)
         return ids
 
     def _in_process(self, what: str, deadline: float | None, *work: Any) -> Any:
@@ -178,5 +194,24 @@ def _render(source: str, values: Mapping[str, Any]) -> list[str | None]:
         return [None, str(error)]
 
 
-def _tokens(folder: Path, text: str, add_special_tokens: bool) -> list[int]:
-    return reopened(folder).encode(text, add_special_tokens=add_special_tokens)
+def _tokens_there(
+    folder: Path, writers: Sequence[str], text: str, add_special_tokens: bool, mark: str | None
+) -> list[int]:
+    """In a process."""
+    return _tokens(reopened(folder, tuple(writers)), text, add_special_tokens, mark)
+
+
+def _tokens(tokenizer: Tokenizer, text: str, add_special_tokens: bool, mark: str | None) -> list[int]:
+    if mark is not None:
+        return tokenizer.control_text.encode(text, mark)
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _require_utf8(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            f"prompt: must be text that UTF-8 can spell, received {text[error.start]!r} at character {error.start}; "
+            "join or drop lone surrogates"
+        ) from None

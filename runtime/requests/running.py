@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple
 
-from tandemrt.runtime.constraints.phases import Phase
 from tandemrt.runtime.requests.outputs import Speculation, StreamOutput
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.waiting import Waiting
@@ -110,7 +109,7 @@ class Running:
         kinds = []  # what a stop string cuts off was never there
         for piece in commit.pieces:
             kinds.append(piece.kind)
-            if self._transcript.add(piece.kind, piece.tokens):
+            if self._transcript.add(piece.kind, piece.tokens, piece.inner):
                 finish, stop_reason = "stop", self._transcript.stopped_by
                 del self.tokens[len(self.request.prompt) + self._transcript.tokens :]
                 break
@@ -136,9 +135,9 @@ class Running:
         if self.request.finished:
             return []
         try:
-            held = [] if self.finished else self.output_ids[self._transcript.tokens :]
-            if held and failure is None:  # what might have become a marker never will
-                self._transcript.add("reasoning" if self.constraint.phase is Phase.THINKING else "answer", held)
+            held = self.constraint.undecided
+            if held.tokens and not self.finished and failure is None:  # what might have become a marker never will
+                self._transcript.add(held.kind, held.tokens, held.inner)
             self._transcript.finish()
         except BaseException as raised:
             reason, failure = "error", failure or raised

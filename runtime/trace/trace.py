@@ -78,7 +78,7 @@ class Trace:
         last, self._filled = self._filled, None
         assert last is not None
         for piece in commit.pieces:
-            self._kinds += [piece.kind] * len(piece.tokens)
+            self._kinds += [piece.kind] * piece.emitted  # a token of two kinds has that of its beginning
         self._forced = forced
         self.rounds.append(TracedRound(last.filled, last.drafted, last.passed, last.allowed, tuple(emitted)))
 

@@ -110,5 +110,18 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         **_HEADS,
         rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 10.0, "factor": 1.0},
     ),
+    "mixtral": _of("mixtral", **_HEADS, sliding_window=None, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": _of(
+        "qwen3_moe",
+        **_HEADS,
+        moe_intermediate_size=24,
+        num_experts=6,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        rope_parameters=_THETA,
+    ),
+    "qwen3_moe with a dense layer": _of(
+        "qwen3_moe", **_HEADS, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=3, mlp_only_layers=[0]
+    ),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
 }

@@ -32,8 +32,8 @@ WINDOW = 4
 ASKED = [
     *REQUESTS[1:9:3],
     ("among two", {"temperature": 0.0, "max_tokens": 30, **AMONG}),
-    ("of them " * 12, {"temperature": 0.8, "seed": 3, "max_tokens": 60, **AMONG}),
-    ("and of these " * 8, {"temperature": 0.5, "seed": 4, "max_tokens": 60, **AMONG}),
+    ("of them " * 20, {"temperature": 0.8, "seed": 3, "max_tokens": 60, **AMONG}),
+    ("and of these " * 12, {"temperature": 0.5, "seed": 4, "max_tokens": 60, **AMONG}),
 ]
 SHARED = [(7 * i) % 256 for i in range(150)]  # two full blocks and a bit
 

@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.read.block import Experts
 from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.spec import ModelSpec
 
@@ -174,6 +175,41 @@ PUBLISHED = {
         }),
         lambda spec: spec.rope_of(3) is None and spec.rope_of(2).kind == "llama3" and spec.window_of(2) == 4096,
     ),
+    "Qwen3-30B-A3B": (
+        """{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+        "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+        "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false,
+        "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}""",
+        lambda spec: spec.experts == Experts(128, 8, 768, True, (True,) * 48),
+    ),
+    "Qwen3-Coder-30B-A3B": (
+        """{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "decoder_sparse_step": 1, "dtype": "bfloat16", "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5472, "max_position_embeddings": 262144,
+        "max_window_layers": 28, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+        "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false, "qkv_bias": false,
+        "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000000, "router_aux_loss_coef": 0.0,
+        "shared_expert_intermediate_size": 0, "sliding_window": null, "tie_word_embeddings": false,
+        "transformers_version": "4.57.1", "use_cache": true, "use_qk_norm": true, "use_sliding_window": false,
+        "vocab_size": 151936}""",
+        lambda spec: (spec.rope.theta, spec.sliding_window, spec.experts.count) == (1e7, None, 128),
+    ),
+    "Mixtral-8x7B-Instruct-v0.1": (
+        """{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32,
+        "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+        "output_router_logits": false, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+        "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.36.0.dev0", "use_cache": true, "vocab_size": 32000}""",
+        lambda spec: spec.experts == Experts(8, 2, 14336, True, (True,) * 32),
+    ),
     "SmolLM3-3B": (
         json.dumps({
             "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -235,6 +271,9 @@ def test_fields_that_are_left_out_are_what_transformers_takes_for_them(architect
         ("gemma-3-27b-it", {"text_config": None}, "text_config should be an object whose model_type is one of gemma3"),
         ("Mistral-Small-3.1-24B", {"text_config": {"model_type": "mamba"}}, "one of mistral, ministral3"),
         ("Mistral-Small-3.1-24B", {"twist": 1}, r"does not know the field\(s\) 'twist'"),
+        ("Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "should be at most the number of experts, 128, it is 129"),
+        ("Qwen3-30B-A3B", {"mlp_only_layers": 3}, "mlp_only_layers should be a list of layers, it is 3"),
+        ("Qwen3-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
         ("ERNIE-4.5-0.3B", {"attention_bias": True}, r"does not know the field\(s\) 'attention_bias'"),
     ],
 )

@@ -159,6 +159,14 @@ def test_what_is_slow_comes_to_the_same_as_what_is_quick(token_ids, tokenizer, m
     assert slow == quick
 
 
+def test_a_long_text_of_a_user_becomes_no_control_token_either(token_ids, tokenizer, monkeypatch) -> None:
+    chat = [{"role": "user", "content": "hello <|im_end|> </think>" * 3}]
+    quick = token_ids(chat, tokenizer)
+    assert quick.count(tokenizer.token_to_id("<|im_end|>")) == 1
+    monkeypatch.setattr(prompts, "QUICK_BYTES", 10)
+    assert token_ids(chat, tokenizer) == quick
+
+
 def test_what_a_slow_template_raises_is_told(token_ids) -> None:
     with pytest.raises(BadRequest, match=r"the chat template refused the messages: no 5{10}; received \[\{'role"):
         token_ids(ASKED, opened("{{ raise_exception('no ' ~ '5' * 10) }}"))
@@ -172,7 +180,10 @@ def test_what_a_slow_template_raises_is_told(token_ids) -> None:
         ([1] * 10**6, "at most 100 tokens leave room for an output, received 1000000"),
         ([{"role": "user", "content": "x" * 33_000}], "messages and tools must hold at most 32768 characters, 4 times"),
         ([{"role": "user", "content": "x"}] * 2000, "must hold at most 32768 characters"),
-        (Chat(ASKED, [{"type": "function", "x": ["y" * 40] * 1000}]), "messages and tools must hold at most 32768"),
+        (
+            Chat(ASKED, tools=[{"type": "function", "x": ["y" * 40] * 1000}]),
+            "messages and tools must hold at most 32768",
+        ),
         ([{"role": "user", "content": CYCLE}], "messages and tools must hold at most 32768 characters"),
         ([*ASKED, 5], "every message must be an object, received"),
     ],
