@@ -74,7 +74,7 @@ class Admission:
         called = time.monotonic()
         params = params.checked()
         limits = self._bundle.limits
-        ids = self._prompts.read(prompt, None if params.timeout_s is None else called + params.timeout_s)
+        ids = self._prompts.read(prompt, None if params.timeout_s is None else called + params.timeout_s, client)
         room = limits.length - len(ids)
         defaults = dict(self._defaults)
         if "max_tokens" in defaults:  # what was recommended for any prompt
@@ -99,7 +99,7 @@ class Admission:
         )
         return Waiting(
             request,
-            self._enforcement(ids, params, max_tokens),
+            self._enforcement(ids, params, max_tokens, client),
             Transcript(self._tokenizer.backend, params.stop, include_stop=params.include_stop_str_in_output),
             Penalties.of(ids, params),
             self._hashes(ids, params.cache_salt),
@@ -117,7 +117,9 @@ class Admission:
         hashes.first(ids, max(0, len(ids) - hashes.behind) // BLOCK_SIZE)  # here rather than in the loop
         return hashes
 
-    def _enforcement(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Enforcement]":
+    def _enforcement(
+        self, ids: list[int], params: SamplingParams, max_tokens: int, client: str
+    ) -> "Future[Enforcement]":
         thinking = self._thinking(params)
         stop_ids = (*(() if params.ignore_eos else self._bundle.stop_ids), *params.stop_token_ids)
 
@@ -147,7 +149,7 @@ class Admission:
             try:
                 # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
                 grammar = compiled.result()
-                check = None if grammar.check is None else partial(self._check, grammar.check)
+                check = None if grammar.check is None else partial(self._check, client, grammar.check)
                 share = GrammarShare(self._options.fill_timeout_s)
                 ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check, share))
             except BaseException as error:  # whoever waits must hear of any
@@ -157,14 +159,14 @@ class Admission:
             if given.cancelled():
                 self._grammars.abandon(compiled)
 
-        compiled = self._grammars.compile(params.structured_outputs)
+        compiled = self._grammars.compile(params.structured_outputs, client)
         ready.add_done_callback(abandoned)
         compiled.add_done_callback(start)
         return ready
 
-    def _check(self, check: OutputCheck, text: str) -> "Future[str | None]":
+    def _check(self, client: str, check: OutputCheck, text: str) -> "Future[str | None]":
         what = "structured_outputs.json: checking the finished text"
-        return self._processes.submit(what, self._options.grammar_timeout_s, check, text)
+        return self._processes.submit(client, what, self._options.grammar_timeout_s, check, text)
 
     def _require_rules(self) -> None:
         """Raise BadBundle where the bundle's markers and stop tokens would refuse every request."""

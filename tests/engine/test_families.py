@@ -20,7 +20,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import named
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
-from tests.engine.family_cases import FAMILIES, LENGTH, WINDOW
+from tools.families.cases import FAMILIES, LENGTH, WINDOW
 
 CAPACITY = LENGTH + 8
 STARTS = (40, 33)  # tokens of the two prompts, which no row scores
