@@ -22,7 +22,9 @@ TENSORRT = {
 # Of a kernel's name, by the dtype it computes in.
 KERNEL_SUFFIX = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 COMPUTE = ("float32", "float16", "bfloat16")  # what a decoder may compute in
-QUANTIZED = {"int8": "float32"}  # what the weights of a decoder may be held in, and what it then computes in
+# What the weights of a decoder may be rounded to, in how many bits, and what it then computes in.
+QUANTIZED = {"int8": "float32", "int4": "float32"}
+BITS = {"int8": 8, "int4": 4}
 HALF = ("float16", "bfloat16")
 
 

@@ -1,5 +1,6 @@
-"""``tandemrt export``: build a bundle from a recipe, and inspect one."""
+"""``tandemrt export``: build a bundle from a recipe, inspect one, quantize a checkpoint."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +41,8 @@ def build(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Compute in this type instead of the recipe's, in target and draft; int8: weights in 8 bits, on a CPU."
+            help="Compute in this type instead of the recipe's, in target and draft; int8, int4: weights in 8 or 4 "
+            "bits, on a CPU."
         ),
     ] = None,
     timing_cache: Annotated[
@@ -73,15 +75,53 @@ def inspect(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The folder of a bundle.")],
     verify: Annotated[bool, typer.Option("--verify", help="Take the digests of the weights too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and the findings as JSON.")] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="Say how much text a GPU of this memory holds, such as 80GB.", metavar="MEMORY")
+    ] = None,
 ) -> None:
     """Print what BUNDLE holds and whether it still holds. Exit code 1 when it does not."""
     from tandemrt.engines.bundle import Bundle
+    from tandemrt.export.capacity import fitting, memory_from_text
     from tandemrt.export.report import findings, print_bundle, print_json
 
+    memory = None if gpu is None else memory_from_text(gpu)
     opened = Bundle.read(bundle)
     problems = findings(opened, verify=verify)
-    (print_json if as_json else print_bundle)(opened, problems, verify=verify)
+    fits = None if memory is None else fitting(opened.manifest, memory)
+    (print_json if as_json else print_bundle)(opened, problems, verify=verify, fits=fits)
     raise typer.Exit(1 if problems else 0)
+
+
+class SchemeName(StrEnum):
+    """What ``export quantize`` makes of weights."""
+
+    FP8 = "fp8"
+    INT4 = "int4"
+
+
+@export.command()
+def quantize(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A Hugging Face folder: config.json, *.safetensors, tokenizer.")
+    ],
+    scheme: Annotated[
+        SchemeName, typer.Option(help="fp8: 8-bit floats, a scale per output; int4: 4-bit integers in groups.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the new checkpoint goes. Default: ./NAME-SCHEME, after the old one.")
+    ] = None,
+    group: Annotated[int, typer.Option(help="With int4: inputs that share a scale, 32, 64 or 128.")] = 128,
+) -> None:
+    """Write CHECKPOINT anew with quantized products, in the format of compressed-tensors. It needs no data."""
+    from tandemrt.export.progress import Progress
+    from tandemrt.export.quantize.publish import publish
+    from tandemrt.export.quantize.report import print_published
+
+    place = out or Path(f"{checkpoint.resolve().name}-{scheme.value}")
+    with Progress() as progress:
+        progress.begin(f"Quantize the weights to {scheme.value}")
+        report = publish(checkpoint, place, scheme.value, group=group, progress=progress.detail)
+    print_published(report)
 
 
 @export.command()

@@ -25,6 +25,8 @@ def session_options(
     options.log_severity_level = 3  # errors: the rest is advice on graphs that we do not write by hand
     # Several sessions share the cores: threads that spin while they wait would take them from one another.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Weights that are dequantized in the graph are so once, when it loads, and not in every run.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     for key, value in (entries or {}).items():
         options.add_session_config_entry(key, value)
     if threads is not None:

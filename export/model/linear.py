@@ -4,9 +4,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from tandemrt.export.model.builder import LIBRARY, GraphBuilder, dims_of, width_of
+from tandemrt.export.model import float8
+from tandemrt.export.model.builder import GraphBuilder, width_of
+from tandemrt.export.model.integers import by_blocks
 from tandemrt.export.model.weights import Weights
-from tandemrt.export.quantize.blocks import BITS, BLOCK, blocks_in
+from tandemrt.export.quantize.blocks import Form
+from tandemrt.export.read.quantization.scheme import Scheme
 
 
 @dataclass(frozen=True)
@@ -39,22 +42,21 @@ class Linear:
 
     def _product(self, b: GraphBuilder, x: ir.Value, w: Weights) -> ir.Value:
         names, inner = [f"{name}.weight" for name in self.names], width_of(x)
-        if not w.is_quantized(names[0]):
-            return b.op("MatMul", x, b.op("Transpose", w.stacked(names, self.widths, (inner,)), perm=[1, 0]))
-        (product,) = b.custom(
-            "MatMulNBits",
-            x,
-            *w.quantized(names, self.widths, (blocks_in(inner), BLOCK)),
-            domain=LIBRARY,
-            outputs=[(w.dtype, (*dims_of(x)[:-1], self.width))],
-            K=inner,
-            N=self.width,
-            bits=BITS,
-            block_size=BLOCK,
-            # Integers all the way: the one kernel of it that rounds a row the same way, whatever rows stand beside it.
-            accuracy_level=4,
-        )
-        return product
+        stored = {(w.form(f"{name}.weight") or w.scheme(name)) for name in self.names}
+        how = next(iter(stored))
+        # A static scale of inputs is each product's own.
+        if len(stored) > 1 or (len(names) > 1 and isinstance(how, Scheme) and how.inputs == "static"):
+            each = [Linear((name,), (width,))(b, x, w) for name, width in zip(self.names, self.widths, strict=True)]
+            return b.op("Concat", *each, axis=-1)
+        if isinstance(how, Form):
+            blocks = w.blocks(names, self.widths, inner, how)
+            return by_blocks(b, x, blocks, how, dtype=w.dtype, width=self.width)
+        if isinstance(how, Scheme):
+            x = float8.rounded_input(b, x, w, self.names[0], how)
+            weight = float8.stacked(b, w, self.names, self.widths, inner, how)
+        else:
+            weight = w.stacked(names, self.widths, (inner,))
+        return b.op("MatMul", x, b.op("Transpose", weight, perm=[1, 0]))
 
 
 def packed(*products: Linear) -> Linear:

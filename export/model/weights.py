@@ -10,9 +10,12 @@ import onnx_ir as ir
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.quantize.blocks import Form
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import Scheme
+from tandemrt.export.read.values import require_scales
 
-STORED, SCALES = ".int8", ".int8.scales"  # behind the name of a weight that export/quantize/ wrote
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files store what config says
 
 
@@ -27,6 +30,7 @@ class Weights:
         self.builder = builder
         self.dtype = dtype
         self.folder = PurePosixPath(folder)
+        self.quantization = read_quantization(checkpoint.config, checkpoint.folder)
         self._used: set[str] = set()
 
     def stored(self, name: str, shape: Sequence[int]) -> ir.Value:
@@ -51,22 +55,41 @@ class Weights:
         values = [self(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
         return self.builder.op("Concat", *values, axis=0)
 
-    def is_quantized(self, name: str) -> bool:
-        """Whether the checkpoint holds the weight ``name`` in 8 bits (export/quantize/)."""
-        return f"{name}{STORED}" in self.checkpoint.tensors
+    def scheme(self, module: str) -> Scheme | None:
+        """How the checkpoint's quantization_config says that the weight of ``module`` is stored; None: whole."""
+        return None if self.quantization is None else self.quantization.scheme(module)
 
-    def quantized(
-        self, names: Sequence[str], rows: Sequence[int], blocks: tuple[int, int]
-    ) -> tuple[ir.Value, ir.Value]:
-        """Quantized weights of ``rows`` rows of ``blocks`` (how many, values of each) as one: bytes and scales."""
+    def as_it_lies(self, name: str, dtypes: Sequence[str], *shapes: tuple[int, ...], numbers: bool = False) -> ir.Value:
+        """The tensor in the first of ``shapes``, stored in any of them and in one of ``dtypes``.
+
+        ``numbers``: all of its values must be finite and above zero, as scales are. Raises BadCheckpoint, by name.
+        """
+        shape = next((s for s in shapes if s == self._find(name).shape), shapes[0])
+        tensor = self._claim(name, shape, dtypes)
+        if numbers:
+            require_scales(tensor)
+        return self._external(name, tensor.dtype, shapes[0], tensor, tensor.nbytes)
+
+    def form(self, name: str) -> Form | None:
+        """The integers in which export/quantize/ wrote the weight ``name``; None: it did not."""
+        for bits in (8, 4):
+            integers = self.checkpoint.tensors.get(stored_as(name, bits, "integers"))
+            if integers is not None:
+                zeros = stored_as(name, bits, "zeros") in self.checkpoint.tensors
+                return Form(bits, integers.shape[-1] * 8 // bits, zeros)
+        return None
+
+    def blocks(self, names: Sequence[str], rows: Sequence[int], inner: int, form: Form) -> tuple[ir.Value, ...]:
+        """Weights [rows_i, inner] of one form as one: integers, scales and, if it has any, zero points."""
         found = []
-        for kind, dtype, shape in ((STORED, "uint8", blocks), (SCALES, "float32", blocks[:1])):
-            wanted = [f"{name}{kind}" for name in names]
-            parts = [self._claim(n, (count, *shape), (dtype,)) for n, count in zip(wanted, rows, strict=True)]
+        for kind in form.shapes(0, inner):
+            wanted = [stored_as(name, form.bits, kind) for name in names]
+            shapes = [form.shapes(count, inner)[kind] for count in rows]
+            parts = [self._claim(n, shape, (dtype,)) for n, (dtype, shape) in zip(wanted, shapes, strict=True)]
             whole = self._adjacent(wanted, parts)
             assert whole is not None, "quantized weights of one product lie one behind the other"
             found.append(whole)
-        return found[0], found[1]
+        return tuple(found)
 
     def _adjacent(self, names: Sequence[str], parts: Sequence[StoredTensor]) -> ir.Value | None:
         """Tensors that the file holds one behind the other as one; None if they lie elsewhere."""
@@ -89,6 +112,10 @@ class Weights:
                 "stored tensors differ; set tie_word_embeddings to false if the model was trained that way"
             )
 
+    def skip(self, *names: str) -> None:
+        """Tensors, if the checkpoint has them, that have no place in this graph: they are read elsewhere."""
+        self._used.update(names)
+
     def finish(self) -> None:
         """Raise BadCheckpoint if the checkpoint holds a tensor that the graph did not use."""
         left = [n for n in self.checkpoint.tensors if n not in self._used and not _DERIVED.fullmatch(n)]
@@ -110,7 +137,7 @@ class Weights:
         if tensor.dtype not in dtypes:
             raise BadCheckpoint(
                 f"{tensor.file}: tensor {quoted(name)} should be {', '.join(dtypes)}, it is "
-                f"{clipped(tensor.dtype)}; quantized checkpoints are not supported"
+                f"{clipped(tensor.dtype)}; what its quantization_config says of it does not hold"
             )
         self._used.add(name)
         return tensor
@@ -126,6 +153,11 @@ class Weights:
                 "needs it"
             )
         return self.checkpoint.tensors[name]
+
+
+def stored_as(name: str, bits: int, kind: str) -> str:
+    """What export/quantize/ calls the tensor of ``kind`` (blocks.Form.shapes) of the weight ``name``."""
+    return f"{name}.int{bits}.{kind}"
 
 
 def _equal_bytes(one: StoredTensor, other: StoredTensor, step: int = 1 << 24) -> bool:

@@ -1,35 +1,113 @@
-"""A matrix as 8-bit integers with a scale for every block of one row: the format of onnxruntime's MatMulNBits.
+"""A matrix as integers of 8 or 4 bits with a scale for every block of one row: the format of onnxruntime's MatMulNBits.
 
-Symmetric: a value is (byte - 128) * scale.
+A value is (integer - zero point) * scale; without zero points the middle of the range is zero. Two integers of 4 bits
+are a byte, the first one in its low half.
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
+
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-BITS = 8
 BLOCK = 32  # values per scale: as fast as wider blocks (docs/benchmarks.md), and the most exact
-_ZERO, _MOST = 128, 127
+_SHRUNK = np.linspace(1.0, 0.7, 13, dtype=np.float32)  # of a block's range, tried for 4 bits
 
 
-def blocks_in(inner: int) -> int:
-    """Blocks of a row of ``inner`` values; the last one may be padded."""
-    return -(-inner // BLOCK)
+@dataclass(frozen=True)
+class Form:
+    """How the weight of a product is held: ``bits`` per value, ``block`` values per scale, whether with ``zeros``."""
+
+    bits: int
+    block: int
+    zeros: bool = False
+
+    def shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """dtype and shape of what holds a matrix [rows, inner]: its integers, scales and zero points."""
+        count = -(-inner // self.block)  # the last block may be padded
+        found: dict[str, tuple[str, tuple[int, ...]]] = {
+            "integers": ("uint8", (rows, count, self.block * self.bits // 8)),
+            "scales": ("float32", (rows, count)),
+        }
+        return found | ({"zeros": ("uint8", (rows, -(-count * self.bits // 8)))} if self.zeros else {})
 
 
-def quantize(
-    matrix: npt.NDArray[np.float32],
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Round ``matrix`` [rows, inner] to the nearest: bytes [rows, blocks, BLOCK], scales [rows, blocks], the matrix so.
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix [rows, ``inner``] as ``integers`` uint8 [rows, blocks, block], one to a byte, and ``scales`` float32
+    [rows, blocks]; ``zeros`` uint8 [rows, blocks] are the zero points, None: all in the middle of the range."""
 
-    What is returned last is what the integers stand for, shaped as ``matrix``.
+    form: Form
+    inner: int
+    integers: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.float32]
+    zeros: npt.NDArray[np.uint8] | None = None
+
+    @cached_property
+    def restored(self) -> npt.NDArray[np.float32]:
+        """The matrix that they stand for."""
+        zeros = np.float32(1 << (self.form.bits - 1)) if self.zeros is None else self.zeros[:, :, None]
+        values = (self.integers.astype(np.float32) - zeros) * self.scales[:, :, None]
+        matrix: npt.NDArray[np.float32] = values.reshape(len(values), -1)[:, : self.inner]
+        return matrix
+
+    def stored(self) -> dict[str, npt.NDArray]:
+        """What is written: ``integers``, ``scales`` and ``zeros`` as Form.shapes says."""
+        halves = self.form.bits == 4
+        found: dict[str, npt.NDArray] = {"integers": nibbles(self.integers) if halves else self.integers}
+        found["scales"] = self.scales
+        if self.zeros is not None:
+            found["zeros"] = nibbles(self.zeros) if halves else self.zeros
+        return found
+
+
+def quantize(matrix: npt.NDArray[np.float32], form: Form, scales_in: npt.DTypeLike = np.float32) -> Blocks:
+    """Round ``matrix`` [rows, inner] to the nearest, without zero points, with scales that ``scales_in`` holds.
+
+    With 8 bits the largest value of a block is the largest integer. With 4 the range of each block is the one of 13
+    that leaves the least error (squared).
     """
+
+    def held(scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return scales.astype(scales_in).astype(np.float32)
+
     rows, inner = matrix.shape
-    padded = np.zeros((rows, blocks_in(inner) * BLOCK), np.float32)
+    most = (1 << (form.bits - 1)) - 1
+    padded = np.zeros((rows, -(-inner // form.block) * form.block), np.float32)
     padded[:, :inner] = matrix
-    blocks = padded.reshape(rows, -1, BLOCK)
-    scales = (np.abs(blocks).max(axis=2) / np.float32(_MOST)).astype(np.float32)
+    blocks = padded.reshape(rows, -1, form.block)
+    largest = np.abs(blocks).max(axis=2) / np.float32(most)
+    scales = held(largest)
+    integers = _rounded(blocks, scales, most)
+    if form.bits == 4:
+        least = _error(blocks, integers, scales)
+        for share in _SHRUNK[1:]:
+            tried = held(largest * share)
+            rounded = _rounded(blocks, tried, most)
+            error = _error(blocks, rounded, tried)
+            better = error < least
+            least = np.where(better, error, least)
+            scales = np.where(better, tried, scales)
+            integers = np.where(better[:, :, None], rounded, integers)
+    return Blocks(form, inner, (integers + (most + 1)).astype(np.uint8), scales.astype(np.float32))
+
+
+def nibbles(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Two integers of the last dimension in a byte, the first one in its low half."""
+    even = np.concatenate([values, np.zeros_like(values[..., :1])], -1) if values.shape[-1] % 2 else values
+    packed: npt.NDArray[np.uint8] = even[..., 0::2] | (even[..., 1::2] << np.uint8(4))
+    return packed
+
+
+def _rounded(blocks: npt.NDArray[np.float32], scales: npt.NDArray[np.float32], most: int) -> npt.NDArray[np.float32]:
     divisors = np.where(scales > 0, scales, np.float32(1))[:, :, None]
-    integers = np.rint(blocks / divisors).clip(-_MOST, _MOST)
-    restored = (integers * scales[:, :, None]).reshape(rows, -1)[:, :inner]
-    return (integers + _ZERO).astype(np.uint8), scales, restored.astype(np.float32)
+    # One integer more lies below zero than above; 8 bits leave it, 4 have none to spare.
+    return np.rint(blocks / divisors).clip(-most - (most == 7), most)
+
+
+def _error(
+    blocks: npt.NDArray[np.float32], integers: npt.NDArray[np.float32], scales: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    error: npt.NDArray[np.float32] = np.square(integers * scales[:, :, None] - blocks).sum(axis=2)
+    return error

@@ -1,26 +1,27 @@
 """A checkpoint with its products' weights quantized, as one safetensors file."""
 
-import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from tandemrt.engines.errors import BadCheckpoint, quoted
-from tandemrt.export.model.builder import DTYPES, GraphBuilder
-from tandemrt.export.model.weights import SCALES, STORED, Weights
-from tandemrt.export.quantize.blocks import BLOCK, blocks_in, quantize
-from tandemrt.export.read.checkpoint import DTYPES as WRITTEN
+from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.weights import Weights, stored_as
+from tandemrt.export.quantize.blocks import BLOCK, Blocks, Form, quantize
+from tandemrt.export.quantize.stored import parts_of, read_blocks, read_matrix, shape_of
+from tandemrt.export.quantize.writer import Entry, Progress, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tensors import named
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_NAMES = {name: code for code, (name, _) in WRITTEN.items()}
 # Together in the file what is one product in the graph, in its order (export/model/linear.py).
 _ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FILE = "model.safetensors"
@@ -29,131 +30,139 @@ FILE = "model.safetensors"
 @dataclass(frozen=True)
 class Quantized:
     """``checkpoint`` is what was written. ``error`` is the root mean square of what rounding changed in the products'
-    weights, relative to that of the weights."""
+    weights, relative to that of the weights. ``kept``: how many weights came in 4 bits and keep their values."""
 
     checkpoint: Checkpoint
     error: float
+    kept: int
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """One tensor to write, or the bytes and scales of one, which lie one behind the other's."""
+class _Product:
+    """The weight [rows, inner] of ``module``, how it will be held, and how it comes; None: as floats."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    source: StoredTensor
+    module: str
+    rows: int
+    inner: int
+    form: Form
+    scheme: Scheme | None
 
     @property
-    def header(self) -> tuple[str, str, tuple[int, ...], int]:
-        width = {code: size for code, (_, size) in WRITTEN.items()}[_NAMES[self.dtype]]
-        return self.name, _NAMES[self.dtype], self.shape, math.prod(self.shape) * width
+    def comes_packed(self) -> bool:
+        """Whether the checkpoint has it in 4 bits."""
+        return self.scheme is not None and self.scheme.weight == "int4"
 
 
-def write_quantized(checkpoint: Checkpoint, spec: ModelSpec, folder: Path) -> Quantized:
-    """Write ``checkpoint`` to a file in ``folder``: weights of products in 8 bits, everything else as it is stored.
+def write_quantized(
+    checkpoint: Checkpoint, spec: ModelSpec, folder: Path, bits: int | None, progress: Progress | None = None
+) -> Quantized:
+    """Write ``checkpoint`` to a file in ``folder``: weights of products in blocks, everything else as it is stored.
 
-    One matrix is in memory at a time. The table of embeddings stays whole, also where the head shares it. Raises
-    BadCheckpoint for a weight of a product that is no matrix of floats, or a copy of a tied head that differs.
+    Weights that come in 4 bits keep their integers and scales, in another order. The others are rounded to ``bits``;
+    None leaves them. One matrix is in memory at a time. The table of embeddings stays whole, also where the head shares
+    it. Raises BadCheckpoint for a weight of a product that is not what the config says of it, or that is no matrix of
+    floats, and a copy of a tied head that differs.
     """
+    checkpoint = named(checkpoint, spec)
     if spec.tied:
         Weights(checkpoint, GraphBuilder("tied"), "float32").same(_HEAD, _EMBEDDING)
-    entries = list(_entries(checkpoint, spec))
+    products = sorted(_products(checkpoint, spec, bits), key=lambda product: _place(product.module))
+    rounding = _Rounding(checkpoint)
+    gone = {name for product in products for name in _parts(product)} - {_EMBEDDING}
+    if spec.tied:
+        gone.add(_HEAD)  # it is the embedding's
+    kept = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in gone]
     file = folder / FILE
-    changed = whole = 0.0
-    with file.open("wb") as out:
-        out.write(_header(entry.header for entry in entries))
-        scales: list[npt.NDArray[np.float32]] = []
-        for entry in entries:
-            if entry.name.endswith(STORED):
-                matrix = _read(entry.source)
-                integers, scale, restored = quantize(matrix)
-                changed += float(np.square(restored - matrix, dtype=np.float64).sum())
-                whole += float(np.square(matrix, dtype=np.float64).sum())
-                out.write(integers.tobytes())
-                scales.append(scale)
-            elif entry.name.endswith(SCALES):
-                out.write(scales.pop(0).tobytes())
-            else:
-                _copy(entry.source, out)
+    write_safetensors(file, [*_entries(products, rounding), *kept], progress=progress)
     written = Checkpoint(checkpoint.folder, checkpoint.config, read_header(file), (file,))
-    return Quantized(written, math.sqrt(changed / whole) if whole else 0.0)
+    error = math.sqrt(rounding.changed / rounding.whole) if rounding.whole else 0.0
+    return Quantized(written, error, sum(product.comes_packed for product in products))
 
 
-def _entries(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[_Entry]:
-    """Everything to write, in the file's order."""
-    products = sorted((t for t in checkpoint.tensors.values() if _is_product(t, spec)), key=_place)
-    elsewhere = {_HEAD, *(tensor.name for tensor in products)} - {_EMBEDDING}  # a tied head is the embedding's
+@dataclass
+class _Rounding:
+    """Reads weights as blocks, one at a time. ``changed``: the sum of squares of what rounding changed so far, and
+    ``whole`` that of what was rounded."""
+
+    checkpoint: Checkpoint
+    changed: float = 0.0
+    whole: float = 0.0
+    _made: dict[str, npt.NDArray] = field(default_factory=dict)
+
+    def part(self, product: _Product, kind: str) -> Iterator[bytes]:
+        """The bytes of ``kind`` (Form.shapes) of a weight; its integers are asked for first, and each kind once."""
+        if kind == "integers":
+            stored = self._blocks(product).stored()
+            self._made |= {f"{product.module} {kind}": values for kind, values in stored.items()}
+        yield self._made.pop(f"{product.module} {kind}").tobytes()
+
+    def _blocks(self, product: _Product) -> Blocks:
+        tensors = self.checkpoint.tensors
+        if product.scheme is not None and product.comes_packed:
+            return read_blocks(product.module, tensors, product.scheme)
+        matrix = read_matrix(product.module, tensors, product.scheme)
+        blocks = quantize(matrix, product.form)
+        self.changed += float(np.square(blocks.restored - matrix, dtype=np.float64).sum())
+        self.whole += float(np.square(matrix, dtype=np.float64).sum())
+        return blocks
+
+
+def _entries(products: list[_Product], rounding: _Rounding) -> Iterator[Entry]:
+    """What holds the weights: those of one product one behind the other, kind by kind."""
     for group in _groups(products):
-        for tensor in group:
-            rows, inner = _matrix(tensor)
-            yield _Entry(f"{tensor.name}{STORED}", "uint8", (rows, blocks_in(inner), BLOCK), tensor)
-        for tensor in group:
-            rows, inner = _matrix(tensor)
-            yield _Entry(f"{tensor.name}{SCALES}", "float32", (rows, blocks_in(inner)), tensor)
-    for tensor in checkpoint.tensors.values():
-        if tensor.name not in elsewhere:
-            yield _Entry(tensor.name, tensor.dtype, tensor.shape, tensor)
+        shapes = [product.form.shapes(product.rows, product.inner) for product in group]
+        for kind in shapes[0]:
+            for product, found in zip(group, shapes, strict=True):
+                name = stored_as(f"{product.module}.weight", product.form.bits, kind)
+                yield Entry(name, *found[kind], partial(rounding.part, product, kind))
 
 
-def _is_product(tensor: StoredTensor, spec: ModelSpec) -> bool:
-    head = _EMBEDDING if spec.tied else _HEAD
-    return tensor.name == head or tensor.name.endswith(tuple(f".{kind}.weight" for kind in _ORDER))
+def _products(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None) -> Iterator[_Product]:
+    """The products whose weights will be held in blocks."""
+    quantization = read_quantization(checkpoint.config, checkpoint.folder)
+    modules = sorted({name.rpartition(".")[0] for name in checkpoint.tensors})
+    head = (_EMBEDDING if spec.tied else _HEAD).removesuffix(".weight")
+    for module in modules:
+        if module != head and module.rpartition(".")[2] not in _ORDER:
+            continue
+        scheme = quantization.scheme(module) if quantization else None
+        if scheme is not None and scheme.weight == "int4":
+            form = Form(4, scheme.block[1], not scheme.symmetric)
+            yield _Product(module, *shape_of(module, checkpoint.tensors, scheme), form, scheme)
+        elif bits is not None and f"{module}.weight" in checkpoint.tensors:
+            yield _Product(module, *_matrix(checkpoint.tensors[f"{module}.weight"], scheme), Form(bits, BLOCK), scheme)
 
 
-def _place(tensor: StoredTensor) -> tuple[str, int]:
-    layer, _, kind = tensor.name.removesuffix(".weight").rpartition(".")
+def _parts(product: _Product) -> tuple[str, ...]:
+    """The tensors of the checkpoint that hold the weight."""
+    if product.scheme is None:
+        return (f"{product.module}.weight",)
+    return parts_of(product.module, product.scheme)
+
+
+def _place(module: str) -> tuple[str, int]:
+    layer, _, kind = module.rpartition(".")
     return layer, _ORDER.index(kind) if kind in _ORDER else 0
 
 
-def _groups(products: list[StoredTensor]) -> Iterator[list[StoredTensor]]:
-    """Those that may be one product: queries, keys and values, and gate and up; each other one by itself."""
-    group: list[StoredTensor] = []
-    for tensor in products:
-        kind = tensor.name.removesuffix(".weight").rpartition(".")[2]
-        if kind not in ("k_proj", "v_proj", "up_proj") and group:
+def _groups(products: list[_Product]) -> Iterator[list[_Product]]:
+    """Those that may be one product: queries, keys and values, and gate and up, of one form; each other by itself."""
+    group: list[_Product] = []
+    for product in products:
+        alone = product.module.rpartition(".")[2] not in ("k_proj", "v_proj", "up_proj")
+        if group and (alone or product.form != group[0].form):
             yield group
             group = []
-        group.append(tensor)
+        group.append(product)
     if group:
         yield group
 
 
-def _matrix(tensor: StoredTensor) -> tuple[int, int]:
-    if len(tensor.shape) != 2 or tensor.dtype not in ("float32", "float16", "bfloat16"):
+def _matrix(tensor: StoredTensor, scheme: Scheme | None) -> tuple[int, int]:
+    dtypes = ("float32", "float16", "bfloat16") if scheme is None else ("float8_e4m3fn",)
+    if len(tensor.shape) != 2 or tensor.dtype not in dtypes:
         raise BadCheckpoint(
-            f"{tensor.file}: tensor {quoted(tensor.name)} should be a matrix of float32, float16 or bfloat16 to be "
+            f"{tensor.file}: tensor {quoted(tensor.name)} should be a matrix of {' or '.join(dtypes)} to be "
             f"quantized, it is {tensor.dtype}{list(tensor.shape)}; choose another dtype"
         )
     return tensor.shape[0], tensor.shape[1]
-
-
-def _read(tensor: StoredTensor) -> npt.NDArray[np.float32]:
-    stored = ir.ExternalTensor(
-        tensor.file.name,
-        tensor.offset,
-        tensor.nbytes,
-        DTYPES[tensor.dtype],
-        shape=ir.Shape(tensor.shape),
-        name=tensor.name,
-        base_dir=tensor.file.parent,
-    )
-    values: npt.NDArray[np.float32] = stored.numpy().astype(np.float32)
-    return values
-
-
-def _copy(tensor: StoredTensor, out: BinaryIO, step: int = 1 << 24) -> None:
-    with tensor.file.open("rb") as source:
-        source.seek(tensor.offset)
-        for begin in range(0, tensor.nbytes, step):
-            out.write(source.read(min(step, tensor.nbytes - begin)))
-
-
-def _header(entries: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
-    said, begin = {}, 0
-    for name, dtype, shape, nbytes in entries:
-        said[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + nbytes]}
-        begin += nbytes
-    text = json.dumps(said).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

@@ -28,7 +28,7 @@ class BadWords:
         self._words = tuple(dict.fromkeys(words))
         self._prefixes = [b"", *sorted({word[:end] for word in self._words for end in range(1, len(word))}, key=len)]
         self._node = {prefix: node for node, prefix in enumerate(self._prefixes)}
-        self._within = [i for i, token in enumerate(vocabulary.tokens) if any(word in token for word in self._words)]
+        self._within = {token for word in self._words for token in vocabulary.holding(word)}
         self._allowed: dict[int, np.ndarray] = {}
 
     def step(self, node: int, token: int) -> int:
@@ -45,7 +45,7 @@ class BadWords:
             prefix = self._prefixes[node]
             ends = [prefix[at:] for at in range(len(prefix))]
             rests = {word[len(end) :] for end in ends for word in self._words if word.startswith(end)}
-            refused = {token for rest in rests if rest for token in self._vocabulary.beginning(rest)}
+            refused = {token for rest in rests if rest for token in self._vocabulary.beginning_with(rest)}
             row = np.full(mask_words(self._width), bitmask.ALL, np.int32)
             self._allowed[node] = bitmask.without(row, [*refused, *self._within])
         return self._allowed[node]

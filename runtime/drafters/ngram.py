@@ -4,14 +4,16 @@ Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
 """
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 
 from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import RoundBuffers, write_drafts
 from tandemrt.runtime.round.round import Round
 
 
-class NgramDrafter:
+class NgramDrafter(Unmoved):
     """Looks on the host, after the commit; costs no engine. Rows without a match draft nothing."""
 
     ahead = False
@@ -19,6 +21,7 @@ class NgramDrafter:
 
     def __init__(self, buffers: RoundBuffers, *, window: int, shortest: int, longest: int) -> None:
         self.window = window
+        self.reach: int | None = None
         self._buffers = buffers
         self._sizes = range(longest, shortest - 1, -1)
         self._indexes: dict[int, NgramIndex] = {}
@@ -31,7 +34,7 @@ class NgramDrafter:
         """See SlotListener.leave."""
         self._indexes.pop(slot, None)
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         """See Drafter.prefill. The text itself is the index."""
 
     def held(self, running: Running) -> int:
@@ -64,8 +67,11 @@ class NgramIndex:
         self._indexed = 0  # ends [0, indexed) are in the index
 
     def lookup(self, count: int, following: Sequence[int] = ()) -> list[int]:
-        """Return up to ``count`` tokens that followed the latest earlier occurrence of the longest suffix of the text
-        and ``following``."""
+        """Return ``count`` tokens as they followed the latest earlier place of the longest matching suffix, if any.
+
+        The suffix is that of the text and ``following``. Where the place reaches the end of the text, it goes on from
+        its own beginning: a text that repeats itself repeats itself further.
+        """
         newest = len(self._tokens)
         for end in range(self._indexed, newest):
             for size in self._sizes:
@@ -76,5 +82,5 @@ class NgramIndex:
         for size in self._sizes:
             found = self._ends.get(tuple(suffix[-size:])) if size < newest + len(following) else None
             if found is not None:
-                return list(self._tokens[found : found + count])
+                return list(islice(cycle(self._tokens[found : found + count]), count))
         return []

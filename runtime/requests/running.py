@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple
 
-from tandemrt.runtime.constraints.phases import Phase
+from tandemrt.runtime.constraints.constraint import Piece
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.outputs import Speculation, StreamOutput
 from tandemrt.runtime.requests.request import Request
@@ -26,7 +26,7 @@ class Running:
 
     def __init__(self, waiting: Waiting, slot: int, cached: int = 0) -> None:
         self.request: Request = waiting.request
-        self.constraint, self._check = waiting.enforcement.result()
+        self.constraint, self._check, self.share = waiting.enforcement.result()
         self.penalties = waiting.penalties
         self.hashes = waiting.hashes
         self.tokens = list(self.request.prompt)
@@ -105,6 +105,8 @@ class Running:
         Returns, for each window whose tokens are certain now, how many drafted tokens were accepted and kept.
         """
         commit = self.constraint.commit(emitted)
+        if self.request.trace is not None:
+            self.request.trace.commit(emitted, self.constraint.forced_spans)
         if drafted:
             begin = self.output_length
             self._windows.append(_Window(begin, begin + len(commit.kept), drafted, len(emitted)))
@@ -115,7 +117,7 @@ class Running:
         kinds = []  # what a stop string cuts off was never there
         for piece in commit.pieces:
             kinds.append(piece.kind)
-            if self._transcript.add(piece.kind, piece.tokens):
+            if self._add(piece):
                 finish, stop_reason = "stop", self._transcript.stopped_by
                 del self.tokens[len(self.request.prompt) + self._transcript.tokens :]
                 break
@@ -141,9 +143,9 @@ class Running:
         if self.request.finished:
             return []
         try:
-            held = [] if self.finished else self.output_ids[self._transcript.tokens :]
-            if held and failure is None:  # what might have become a marker never will
-                self._transcript.add("reasoning" if self.constraint.phase is Phase.THINKING else "answer", held)
+            held = self.constraint.undecided
+            if held.tokens and not self.finished and failure is None:  # what might have become a marker never will
+                self._add(held)
             self._transcript.finish()
         except BaseException as raised:
             reason, failure = "error", failure or raised
@@ -180,6 +182,12 @@ class Running:
     def logprobs(self, begin: int, end: int) -> list[TokenLogprobs] | None:
         """Those of output tokens [begin, end); None if the request asks for none."""
         return None if self.request.params.logprobs is None else self._logprobs[begin:end]
+
+    def _add(self, piece: Piece) -> bool:
+        """Add tokens whose role is certain to the text. True when a stop string ended it."""
+        if self.request.trace is not None:
+            self.request.trace.know(piece)
+        return self._transcript.add(piece.kind, piece.tokens, piece.inner)
 
     def _conclude(self, reason: str, stop_reason: str | int | None) -> list[int]:
         """End the request where its own text ends, or have the text checked first."""

@@ -1,6 +1,6 @@
 """From committed tokens to text: incremental, never half a character, never text that a stop string may still take."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -27,11 +27,12 @@ class Section:
     a character: byte fallback spells a run of byte tokens anew once it turns out not to be UTF-8.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: StopMatcher) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: StopMatcher, *, skip_special: bool = True) -> None:
         self.text = ""
         self.released = 0
         self.stopped_by: str | None = None
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
         self._stops = stops
         self._node = ROOT  # of the end of the text
         self._context: list[int] = []  # the last group that gave text
@@ -63,7 +64,7 @@ class Section:
         return added
 
     def _decode(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special))
 
     def _extend(self, piece: str, *, include_stop: bool) -> None:
         begin = len(self.text)
@@ -81,9 +82,18 @@ class Section:
 class Transcript:
     """The text of one request, split into reasoning and answer."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, include_stop: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        skip_special: bool = True,
+    ) -> None:
         matcher = StopMatcher(stops)
-        self._sections = {kind: Section(tokenizer, matcher) for kind in ("reasoning", "answer")}
+        self._sections = {
+            kind: Section(tokenizer, matcher, skip_special=skip_special) for kind in ("reasoning", "answer")
+        }
         self._include_stop = include_stop
         self._taken = dict.fromkeys(self._sections, 0)
         self.tokens = 0  # tokens that were added, markers included
@@ -102,18 +112,19 @@ class Transcript:
         """The stop string that ended the text, or None."""
         return next((s.stopped_by for s in self._sections.values() if s.stopped_by is not None), None)
 
-    def add(self, kind: str, token_ids: Sequence[int]) -> bool:
+    def add(self, kind: str, token_ids: Sequence[int], inner: Collection[int] = ()) -> bool:
         """Add tokens of one kind (reasoning, marker, answer). True when a stop string ended the text at that token.
 
-        Tokens behind the one that completed the stop string are not counted in ``tokens``. The other kind's text ends
-        here: nothing of it is held back any longer, and a stop string does not straddle the gap.
+        Those at the indices ``inner`` spell the rest of a token that is counted already. Tokens behind the one that
+        completed the stop string are not counted in ``tokens``. The other kind's text ends here: nothing of it is held
+        back any longer, and a stop string does not straddle the gap.
         """
         for other in self._sections:
             if other != kind:
                 self._sections[other].finish()
-        for token_id in token_ids:
-            self.tokens += 1
-            self.reasoning_tokens += kind == "reasoning"
+        for index, token_id in enumerate(token_ids):
+            self.tokens += index not in inner
+            self.reasoning_tokens += kind == "reasoning" and index not in inner
             section = self._sections.get(kind)  # markers belong to neither text
             if section is not None:
                 section.push(token_id, include_stop=self._include_stop)

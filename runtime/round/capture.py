@@ -39,7 +39,9 @@ def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None
 def _run(loop: Loop, this: Round) -> None:
     draft_probs = loop.drafter.propose(this) if this.window and loop.drafter.ahead else None
     loop.tandem.score(this)
+    loop.drafter.scored(this)
     loop.tandem.verify(this, draft_probs)
+    loop.drafter.verified(this)
 
 
 def _run_prompts(loop: Loop) -> None:
@@ -58,6 +60,9 @@ def _run_prompts(loop: Loop) -> None:
         chunks = plan([Chunk(slot, 0, each) for slot in range(count)], tokens)
         sizes = calls.packed(0, total(chunks), len(chunks))
         this = Round({}, 0, 0, filters=False, rules=frozenset(), prompts=sizes)
-        runs.write(chunks, {chunk.slot: [0] * each for chunk in chunks}, this.prompts)
+        texts = {chunk.slot: [0] * (each + 1) for chunk in chunks}
+        runs.write(chunks, texts, this.prompts)
+        loop.drafter.reads(chunks, texts, this.prompts)
         loop.drafter.skip(this)
         loop.tandem.score(this)
+        loop.drafter.scored(this)

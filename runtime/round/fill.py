@@ -1,5 +1,7 @@
 """What the host gives verification: masks, draft lengths and adjusted tokens of a round, on their way to the device."""
 
+import time
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from tandemrt.plugins.operators import Rule
@@ -24,10 +26,16 @@ class Window(NamedTuple):
 
 
 class Filler:
-    """Fills the host twins of ``buffers`` and enqueues their copies. The drafts must have reached the host."""
+    """Fills the host twins of ``buffers`` and enqueues their copies. The drafts must have reached the host.
 
-    def __init__(self, buffers: RoundBuffers, clock: Clock, committer: Committer, metrics: Metrics) -> None:
+    What was drafted behind the drafter's ``reach`` is not verified.
+    """
+
+    def __init__(
+        self, buffers: RoundBuffers, clock: Clock, committer: Committer, metrics: Metrics, reach: int | None = None
+    ) -> None:
         self._buffers = buffers
+        self._reach = reach
         self._clock = clock
         self._committer = committer
         self._metrics = metrics
@@ -68,14 +76,21 @@ class Filler:
     def _fill_one(self, running: Running, drafted: list[int], first: int, this: Round) -> Window:
         """Write masks from row ``first`` on and adjusted tokens; what is to be verified."""
         request, most = running.request, this.most(running)
-        draft = drafted[:most]
+        known = most if self._reach is None else max(0, self._reach + 1 - len(running.tokens))
+        draft = drafted[: min(most, known)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
         rejection = request.rule is Rule.REJECTION
-        filled = running.constraint.fill(
-            draft, self._masks, first, most=most if this.forces else 0, overrule=rejection and not this.covered
-        )
+        with nullcontext() if running.share is None else running.share.step():
+            filled = running.constraint.fill(
+                draft, self._masks, first, most=most if this.forces else 0, overrule=rejection and not this.covered
+            )
+        if running.share is not None:
+            self._metrics.fill_seconds.observe(running.share.newest)
         tokens = filled.tokens
+        if request.trace is not None:
+            allowed = [self._masks.allowed(first + row) for row in range(len(tokens) + 1)]
+            request.trace.fill(time.perf_counter(), draft, len(tokens), allowed)
         kept = next((at for at, token in enumerate(tokens) if [token] != draft[at : at + 1]), len(tokens))
         # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
         # would draw from the target where the rule draws from the residual.

@@ -41,7 +41,7 @@ def test_the_text_of_a_grammar_goes_on_with_what_it_must() -> None:
 
 
 def test_a_spent_budget_is_followed_by_its_forced_end_and_that_by_the_grammar() -> None:
-    rule = ThinkingRule((THINK,), ((END,),), (*spell("so"), END), budget=2)
+    rule = ThinkingRule((THINK,), ((END,),), (*spell("so"), END), budget=2, vocabulary=VOCABULARY)
     state = constraint(prompt=[THINK], thinking=rule, grammar=json_grammar(FIXED))
     assert (state.may_force(1), state.may_force(2), state.forced(9)) == (False, True, [])
     state.commit(spell("ab"))
@@ -49,7 +49,7 @@ def test_a_spent_budget_is_followed_by_its_forced_end_and_that_by_the_grammar() 
 
 
 def test_a_marker_that_nothing_else_can_become_is_finished() -> None:
-    rule = ThinkingRule((*spell("<"), THINK, CALL), ((END,),), (END,))
+    rule = ThinkingRule((*spell("<"), THINK, CALL), ((END,),), (END,), vocabulary=VOCABULARY)
     state = constraint(thinking=rule, grammar=json_grammar(FIXED))
     assert state.forced(9) == []  # the model may think, or answer
     state.commit(spell("<"))

@@ -7,11 +7,12 @@ from tandemrt.runtime.drafters.ngram import NgramIndex
 
 
 def search(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
-    """What followed the latest earlier occurrence of the longest suffix that occurs earlier."""
+    """What followed the latest earlier occurrence of the longest suffix that occurs earlier, over and over."""
     for size in range(longest, shortest - 1, -1):
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == tokens[len(tokens) - size :]:
-                return tokens[end : end + count]
+                followed = tokens[end:]
+                return [followed[at % len(followed)] for at in range(count)]
     return []
 
 
@@ -40,5 +41,12 @@ def search_behind(tokens: list[int], following: list[int], shortest: int, longes
     for size in range(longest, shortest - 1, -1):
         for end in range(len(tokens) - 1, size - 1, -1):
             if size < len(text) and tokens[end - size : end] == text[len(text) - size :]:
-                return tokens[end : end + count]
+                followed = tokens[end:]
+                return [followed[at % len(followed)] for at in range(count)]
     return []
+
+
+def test_a_text_that_repeats_itself_is_drafted_further_than_it_goes() -> None:
+    tokens = [1, 2, 3, 1, 2, 3]
+    assert NgramIndex(tokens, range(3, 1, -1)).lookup(7) == [1, 2, 3, 1, 2, 3, 1]
+    assert NgramIndex([5, 5, 5], range(3, 1, -1)).lookup(4) == [5, 5, 5, 5]

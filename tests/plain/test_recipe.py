@@ -149,9 +149,15 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
         ('name = "r"\ntarget = "models/target"', "target: must be a table; got 'models/target'"),
         (MINIMAL.replace('"r"', '"../r"'), "name: must match ^[A-Za-z0-9]"),
         (MINIMAL.replace('"models/target"', "3"), "target.checkpoint: must be a path; got 3"),
-        (MINIMAL + 'dtype = "int4"', "target.dtype: must be 'float32', 'float16', 'bfloat16' or 'int8'; got 'int4'"),
+        (
+            MINIMAL + 'dtype = "int2"',
+            "target.dtype: must be 'float32', 'float16', 'bfloat16', 'int8' or 'int4'; got 'int2'",
+        ),
         (MINIMAL + "[draft]\nwindow = 4", "draft.kind: is required and missing"),
-        (MINIMAL + '[draft]\nkind = "medusa"', "draft.kind: must be one of 'model', 'ngram', 'none'; got 'medusa'"),
+        (
+            MINIMAL + '[draft]\nkind = "medusa"',
+            "draft.kind: must be one of 'model', 'eagle3', 'pard', 'ngram', 'none'; got 'medusa'",
+        ),
         (MINIMAL + '[draft]\nkind = "model"', "draft.checkpoint: is required and missing"),
         (
             MINIMAL + '[draft]\nkind = "ngram"\nwindow = 0',
@@ -245,10 +251,10 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
             'dtype = "int8"\n[backend]\nname = "onnxruntime-cuda"',
             "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu'",
         ),
-        ('dtype = "bfloat16"', "dtype must be float32, float16 or int8 when backend.name is 'onnxruntime-cpu'"),
+        ('dtype = "bfloat16"', "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu'"),
         (
             '[draft]\nkind = "model"\ncheckpoint = "d"\ndtype = "bfloat16"',
-            "dtype must be float32, float16 or int8 when backend.name is 'onnxruntime-cpu'",
+            "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu'",
         ),
         (
             '[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["8.6"]',
@@ -268,7 +274,7 @@ def test_contradictions_are_refused(tmp_path: Path, text: str, message: str) -> 
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ('[draft]\nkind = "eagle3"\ncheckpoint = "d"', "draft.kind 'eagle3'"),
+        ('[draft]\nkind = "dflash"\ncheckpoint = "d"', "draft.kind 'dflash'"),
         ('[draft]\nkind = "mtp"', "draft.kind 'mtp'"),
     ],
 )
@@ -323,7 +329,7 @@ def test_a_backend_that_does_not_fit_the_recipe_is_refused_by_name(tmp_path: Pat
 
 
 def test_every_violation_is_reported_at_once(tmp_path: Path) -> None:
-    message = refusal(tmp_path, MINIMAL + 'dtype = "int4"\n[limits]\nbatch = 0\nlength = 1')
+    message = refusal(tmp_path, MINIMAL + 'dtype = "int2"\n[limits]\nbatch = 0\nlength = 1')
     assert all(key in message for key in ("target.dtype", "limits.batch", "limits.length"))
 
 

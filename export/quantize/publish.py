@@ -1,0 +1,187 @@
+"""``tandemrt export quantize``: an ordinary checkpoint, written anew in the format of compressed-tensors.
+
+What loads such checkpoints loads it: transformers with the package compressed-tensors, vLLM, SGLang, TandemRT.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from tandemrt.engines.errors import BadCheckpoint, BadRequest, quoted
+from tandemrt.export.quantize.blocks import Form, quantize
+from tandemrt.export.quantize.writer import Entry, copied, write_safetensors
+from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import GROUPS
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.values import values
+from tandemrt.export.staging import staged
+
+SchemeName = Literal["fp8", "int4"]
+_LARGEST = np.float32(448)  # of float8_e4m3fn
+_NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")  # weights, and lists of them
+
+
+@dataclass(frozen=True)
+class Published:
+    """``errors``: for each product, the root mean square of what rounding changed in its weight, relative to that of
+    the weight; ``before`` and ``after`` are bytes of weights."""
+
+    folder: Path
+    errors: dict[str, float]
+    before: int
+    after: int
+
+
+def publish(
+    folder: Path,
+    out: Path,
+    scheme: SchemeName,
+    *,
+    group: int = 128,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Published:
+    """Quantize the products of the layers of the checkpoint in ``folder``; embeddings, norms and head stay whole.
+
+    *fp8*: float8_e4m3fn with a scale per output, inputs rounded per token while the model runs; needs no data. *int4*:
+    integers with a scale for every ``group`` inputs, each found by search. ``progress`` hears how many of how many
+    weights are done. The checkpoint appears at ``out`` when it is whole. Raises BadCheckpoint, by name, for one that is
+    quantized already or that the exporter cannot read, and BadRequest for ``out`` or ``group``.
+    """
+    checkpoint = Checkpoint.open(folder)
+    if found := read_quantization(checkpoint.config, checkpoint.folder):
+        raise BadCheckpoint(f"{folder}: is quantized already ({found.method}); give the checkpoint it was made from")
+    ModelSpec.from_hf(checkpoint.config)
+    if group not in GROUPS:
+        raise BadRequest(f"group must be one of {', '.join(map(str, GROUPS))}; got {group}")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise BadRequest(f"out must be free or an empty folder; {out} holds something. Choose another place with --out")
+    maker = _Maker(scheme, group, sum(_is_product(tensor) for tensor in checkpoint.tensors.values()), progress)
+    with staged(out) as place:
+        for file in sorted(checkpoint.folder.iterdir()):
+            if file.is_file() and not file.name.endswith(_NOT_COPIED):
+                shutil.copyfile(file, place / file.name)
+        for shard in checkpoint.files:
+            tensors = [tensor for tensor in checkpoint.tensors.values() if tensor.file == shard]
+            entries = [entry for tensor in tensors for entry in maker.entries(tensor)]
+            write_safetensors(place / shard.name, entries, {"format": "pt"})
+            maker.shards |= {entry.name: shard.name for entry in entries}
+        after = sum((place / shard.name).stat().st_size for shard in checkpoint.files)
+        if len(checkpoint.files) > 1:
+            index = {"metadata": {"total_size": after}, "weight_map": maker.shards}
+            (place / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        config = {**checkpoint.config, "quantization_config": quantization_config(scheme, group)}
+        (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    before = sum(shard.stat().st_size for shard in checkpoint.files)
+    return Published(out, maker.errors, before, after)
+
+
+def quantization_config(scheme: SchemeName, group: int) -> dict[str, Any]:
+    """What config.json says of such a checkpoint."""
+    symmetric = {"symmetric": True, "dynamic": False}
+    if scheme == "fp8":
+        weights: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "channel", **symmetric}
+        inputs = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
+    else:
+        weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, **symmetric}
+        inputs = None
+    stored = "float-quantized" if scheme == "fp8" else "pack-quantized"
+    form = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": stored,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {**form, "format": stored}},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+
+
+class _Maker:
+    """Makes what is written of each tensor, and remembers what it cost."""
+
+    def __init__(
+        self, scheme: SchemeName, group: int, count: int, progress: Callable[[str, int, int], None] | None
+    ) -> None:
+        self.errors: dict[str, float] = {}
+        self.shards: dict[str, str] = {}
+        self._scheme, self._group, self._count, self._progress = scheme, group, count, progress
+        self._made: dict[str, npt.NDArray] = {}
+
+    def entries(self, tensor: StoredTensor) -> Iterator[Entry]:
+        """What is written of ``tensor``."""
+        if not _is_product(tensor):
+            yield copied(tensor)
+            return
+        rows, inner = _shape(tensor)
+        module = tensor.name.removesuffix(".weight")
+        # As torch would compute with them: the checkpoint's own type, but float16, in which small scales lose bits.
+        dtype = "bfloat16" if tensor.dtype == "bfloat16" else "float32"
+        if self._scheme == "fp8":
+            kinds: dict[str, tuple[str, tuple[int, ...]]] = {
+                "weight": ("float8_e4m3fn", (rows, inner)),
+                "weight_scale": (dtype, (rows, 1)),
+            }
+        else:
+            if inner % self._group:
+                raise BadCheckpoint(
+                    f"{module}: has {inner} inputs, which is no multiple of {self._group}; choose another --group"
+                )
+            kinds = {
+                "weight_packed": ("int32", (rows, inner // 8)),
+                "weight_scale": (dtype, (rows, inner // self._group)),
+                "weight_shape": ("int64", (2,)),
+            }
+        for kind, (of, shape) in kinds.items():
+            yield Entry(f"{module}.{kind}", of, shape, partial(self._part, tensor, kind, dtype))
+
+    def _part(self, tensor: StoredTensor, kind: str, dtype: str) -> Iterator[bytes]:
+        if kind in ("weight", "weight_packed"):
+            self._quantize(tensor, np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype))
+        yield self._made.pop(kind).tobytes()
+
+    def _quantize(self, tensor: StoredTensor, scales_in: np.dtype) -> None:
+        module, matrix = tensor.name.removesuffix(".weight"), values(tensor).astype(np.float32)
+        if self._scheme == "fp8":
+            largest = np.abs(matrix).max(axis=1, keepdims=True) / _LARGEST
+            scale = np.where(largest > 0, largest, np.float32(1)).astype(scales_in)
+            wide = scale.astype(np.float32)
+            narrow = (matrix / wide).clip(-_LARGEST, _LARGEST).astype(ml_dtypes.float8_e4m3fn)
+            self._made = {"weight": narrow, "weight_scale": scale}
+            restored = narrow.astype(np.float32) * wide
+        else:
+            blocks = quantize(matrix, Form(4, self._group), scales_in)
+            one = np.where(blocks.scales > 0, blocks.scales, np.float32(1)).astype(scales_in)
+            self._made = {
+                "weight_packed": blocks.stored()["integers"],
+                "weight_scale": one,
+                "weight_shape": np.array(matrix.shape, np.int64),
+            }
+            restored = blocks.restored
+        whole = float(np.square(matrix, dtype=np.float64).sum())
+        changed = float(np.square(restored - matrix, dtype=np.float64).sum())
+        self.errors[module] = (changed / whole) ** 0.5 if whole else 0.0
+        if self._progress is not None:
+            self._progress(module, len(self.errors), self._count)
+
+
+def _is_product(tensor: StoredTensor) -> bool:
+    """Whether it is the weight of a product of a layer."""
+    return tensor.name.startswith("model.layers.") and tensor.name.endswith("_proj.weight")
+
+
+def _shape(tensor: StoredTensor) -> tuple[int, int]:
+    if len(tensor.shape) != 2 or tensor.dtype not in ("float32", "float16", "bfloat16"):
+        raise BadCheckpoint(
+            f"{tensor.file}: tensor {quoted(tensor.name)} should be a matrix of float32, float16 or bfloat16, it is "
+            f"{tensor.dtype}{list(tensor.shape)}"
+        )
+    return tensor.shape[0], tensor.shape[1]

@@ -1,0 +1,169 @@
+"""Weights that a checkpoint holds in 4 bits, as blocks: what compressed-tensors, GPTQ and AWQ write.
+
+Read from the code that writes them: compressed_tensors/compressors/pack_quantized, GPTQModel's
+nn_modules/qlinear (``pack_block``), AutoAWQ's awq/modules/linear/gemm.py (``from_linear``).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.export.quantize.blocks import Blocks, Form
+from tandemrt.export.read.checkpoint import StoredTensor
+from tandemrt.export.read.quantization.scheme import Scheme
+from tandemrt.export.read.values import require_scales, values
+
+_PER_WORD = 8  # integers of 4 bits in an int32, the first one in its lowest bits
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which column of its eight the i-th integer of a word is
+_FLOATS = ("float32", "float16", "bfloat16")
+PACKED = {"compressed-tensors": "weight_packed", "gptq": "qweight", "gptq_v2": "qweight", "awq": "qweight"}
+
+
+def parts_of(module: str, scheme: Scheme) -> tuple[str, ...]:
+    """The names of the tensors that hold the weight of ``module``, some of which may be left out."""
+    if scheme.weight == "float8_e4m3fn":
+        kinds: tuple[str, ...] = ("weight", scheme.scale, scheme.input_scale)
+    elif scheme.layout == "compressed-tensors":
+        kinds = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+    else:
+        kinds = ("qweight", "scales", "qzeros", "g_idx")
+    return tuple(f"{module}.{kind}" for kind in kinds)
+
+
+def shape_of(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> tuple[int, int]:
+    """Outputs and inputs of the weight of ``module``. Raises BadCheckpoint."""
+    tensor = _find(tensors, f"{module}.{PACKED[scheme.layout]}")
+    if len(tensor.shape) != 2 or tensor.dtype != "int32":
+        raise BadCheckpoint(
+            f"{tensor.file}: tensor {quoted(tensor.name)} should be a matrix of int32, it is "
+            f"{tensor.dtype}{list(tensor.shape)}"
+        )
+    one, two = tensor.shape
+    if scheme.layout == "compressed-tensors":
+        return one, two * _PER_WORD
+    return (two * _PER_WORD, one) if scheme.layout == "awq" else (two, one * _PER_WORD)
+
+
+def read_blocks(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> Blocks:
+    """Read the weight of ``module``. Raises BadCheckpoint, by name, for what does not fit together."""
+    (rows, inner), group = shape_of(module, tensors, scheme), scheme.block[1]
+    if inner % group or (rows % _PER_WORD and not scheme.symmetric):
+        raise BadCheckpoint(
+            f"{module}: a weight of 4 bits should have inputs that are a multiple of its group of {group}, and outputs "
+            f"that are one of {_PER_WORD} where it has zero points; it has {rows} outputs and {inner} inputs"
+        )
+    read = _compressed_tensors if scheme.layout == "compressed-tensors" else _gptq_or_awq
+    integers, scales, zeros = read(module, tensors, scheme, rows, inner)
+    if zeros is not None and scheme.symmetric:
+        if (zeros != 8).any():
+            raise BadCheckpoint(
+                f"{module}: qzeros should all be 8 where sym is true, but {zeros[zeros != 8][0]} is one"
+            )
+        zeros = None
+    blocks = np.ascontiguousarray(integers).reshape(rows, -1, group)
+    return Blocks(Form(4, group, zeros is not None), inner, blocks, np.ascontiguousarray(scales), zeros)
+
+
+def read_matrix(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme | None) -> npt.NDArray[np.float32]:
+    """Read the weight of ``module`` that is stored as floats, or in float8_e4m3fn. Raises BadCheckpoint."""
+    matrix = values(_find(tensors, f"{module}.weight")).astype(np.float32)
+    if scheme is None:
+        return matrix
+    rows, inner = matrix.shape
+    tensor = _find(tensors, f"{module}.{scheme.scale}")
+    counts = scheme.scales(rows, inner)
+    flat = {counts, counts[:1]} if counts[1] == 1 else {counts}
+    if tensor.shape not in flat | ({()} if counts == (1, 1) else set()) or tensor.dtype not in _FLOATS:
+        raise BadCheckpoint(
+            f"{tensor.file}: tensor {quoted(tensor.name)} should be {' or '.join(_FLOATS)}{list(counts)} by its "
+            f"quantization_config, it is {tensor.dtype}{list(tensor.shape)}"
+        )
+    require_scales(tensor)
+    scales = values(tensor).astype(np.float32).reshape(counts)
+    tall, wide = (size or full for size, full in zip(scheme.block, (rows, inner), strict=True))
+    return matrix * scales.repeat(tall, axis=0)[:rows].repeat(wide, axis=1)[:, :inner]
+
+
+_Parts = tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.uint8] | None]
+
+
+def _compressed_tensors(
+    module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme, rows: int, inner: int
+) -> _Parts:
+    groups = inner // scheme.block[1]
+    shape = values(_typed(tensors, f"{module}.weight_shape", (2,), ("int64", "int32")))
+    if tuple(shape) != (rows, inner):
+        raise BadCheckpoint(
+            f"{module}: weight_shape should be {[rows, inner]}, as weight_packed has it, it is {shape.tolist()}"
+        )
+    packed = _typed(tensors, f"{module}.weight_packed", (rows, inner // _PER_WORD))
+    scales = _scales(tensors, f"{module}.weight_scale", (rows, groups))
+    if scheme.symmetric:
+        return _unpacked(values(packed)), scales, None
+    zeros = _typed(tensors, f"{module}.weight_zero_point", (rows // _PER_WORD, groups))
+    return _unpacked(values(packed)), scales, np.ascontiguousarray(_unpacked(values(zeros).T).T)
+
+
+def _gptq_or_awq(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme, rows: int, inner: int) -> _Parts:
+    group, awq = scheme.block[1], scheme.layout == "awq"
+    groups = inner // group
+    packed = (inner, rows // _PER_WORD) if awq else (inner // _PER_WORD, rows)
+    words = values(_typed(tensors, f"{module}.qweight", packed))
+    scales = _scales(tensors, f"{module}.scales", (groups, rows)).T
+    integers = _unpacked(words) if awq else _unpacked(words.T).T
+    zeros = None
+    if not awq or not scheme.symmetric:
+        zeros = _unpacked(values(_typed(tensors, f"{module}.qzeros", (groups, rows // _PER_WORD))))
+    if awq:
+        integers, zeros = _in_order(integers), None if zeros is None else _in_order(zeros)
+    elif scheme.layout == "gptq" and zeros is not None:
+        zeros = (zeros + np.uint8(1)) & np.uint8(15)  # the first version stores one less
+    if f"{module}.g_idx" in tensors:
+        _require_order(module, tensors, inner, group)
+    return integers.T, scales, None if zeros is None else np.ascontiguousarray(zeros.T)
+
+
+def _unpacked(words: npt.NDArray) -> npt.NDArray[np.uint8]:
+    """int32 [rows, words] to [rows, words * 8]."""
+    packed = np.ascontiguousarray(words, dtype="<i4").view(np.uint8)
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+
+
+def _in_order(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    return values.reshape(len(values), -1, _PER_WORD)[:, :, np.argsort(_AWQ_ORDER)].reshape(len(values), -1)
+
+
+def _require_order(module: str, tensors: Mapping[str, StoredTensor], inner: int, group: int) -> None:
+    found = values(_typed(tensors, f"{module}.g_idx", (inner,)))
+    wrong = np.flatnonzero(found != np.arange(inner) // group)
+    if wrong.size:
+        raise BadCheckpoint(
+            f"{module}: g_idx should give the inputs to groups of {group} in their order, but input {wrong[0]} is in "
+            f"group {found[wrong[0]]}; quantize the model with desc_act = false"
+        )
+
+
+def _scales(tensors: Mapping[str, StoredTensor], name: str, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+    tensor = _typed(tensors, name, shape, _FLOATS)
+    require_scales(tensor)
+    return values(tensor).astype(np.float32)
+
+
+def _typed(
+    tensors: Mapping[str, StoredTensor], name: str, shape: tuple[int, ...], dtypes: Sequence[str] = ("int32",)
+) -> StoredTensor:
+    tensor = _find(tensors, name)
+    if tensor.shape != shape or tensor.dtype not in dtypes:
+        raise BadCheckpoint(
+            f"{tensor.file}: tensor {quoted(name)} should be {' or '.join(dtypes)}{list(shape)} by its "
+            f"quantization_config, it is {tensor.dtype}{list(tensor.shape)}"
+        )
+    return tensor
+
+
+def _find(tensors: Mapping[str, StoredTensor], name: str) -> StoredTensor:
+    if name not in tensors:
+        raise BadCheckpoint(f"tensor {quoted(name)} is missing, which its quantization_config speaks of")
+    return tensors[name]

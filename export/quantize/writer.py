@@ -1,0 +1,60 @@
+"""Writing a safetensors file, one tensor in memory at a time."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandemrt.export.read.checkpoint import DTYPES, StoredTensor
+
+Progress = Callable[[str, int, int], None]  # of what, how many are done, how many there are
+_CODES = {name: (code, width) for code, (name, width) in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor to write; ``data`` gives its bytes, piece by piece, when its turn comes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Callable[[], Iterable[bytes]]
+
+
+def copied(tensor: StoredTensor, step: int = 1 << 24) -> Entry:
+    """``tensor`` as it is stored."""
+
+    def data() -> Iterator[bytes]:
+        with tensor.file.open("rb") as source:
+            source.seek(tensor.offset)
+            for begin in range(0, tensor.nbytes, step):
+                yield source.read(min(step, tensor.nbytes - begin))
+
+    return Entry(tensor.name, tensor.dtype, tensor.shape, data)
+
+
+def write_safetensors(
+    file: Path,
+    entries: Iterable[Entry],
+    metadata: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write ``entries`` in their order; ``progress`` hears of the bytes, in MB."""
+    entries = list(entries)
+    said: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    begin = 0
+    for entry in entries:
+        code, width = _CODES[entry.dtype]
+        end = begin + math.prod(entry.shape) * width
+        said[entry.name] = {"dtype": code, "shape": list(entry.shape), "data_offsets": [begin, end]}
+        begin = end
+    header = json.dumps(said).encode()
+    header += b" " * (-len(header) % 8)
+    with file.open("wb") as out:
+        out.write(len(header).to_bytes(8, "little") + header)
+        for entry in entries:
+            for piece in entry.data():
+                out.write(piece)
+            if progress is not None:
+                progress("MB", out.tell() // 10**6, (8 + len(header) + begin) // 10**6)

@@ -1,0 +1,134 @@
+"""compressed-tensors, which llm-compressor writes: groups of modules, each with the form of its weights and inputs.
+
+https://github.com/vllm-project/compressed-tensors (quantization/quant_config.py, quant_args.py)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.quantization.names import EMBEDDING, expression, strings
+from tandemrt.export.read.quantization.scheme import GROUPS, WHOLE, Quantization, Scheme
+
+# What is stored is said by the groups; these are the names it has for it.
+_FORMATS = ("float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
+_SEARCHED = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")  # how the numbers were found
+
+
+def read_compressed_tensors(said: dict[str, Any], where: str) -> Quantization:
+    """Read a quantization_config. Raises BadCheckpoint, by name, for what is not understood."""
+    fields = Fields(said, where)
+    fields.skip("quant_method", "version", "global_compression_ratio")
+    fields.only("quantization_status", "compressed", "frozen")
+    fields.only("format", *_FORMATS)
+    fields.only("kv_cache_scheme", None)
+    fields.only("sparsity_config", None, {})
+    fields.only("moe_sparsity_config", None)
+    fields.only("transform_config", None, {})
+    left = _named(strings(fields, "ignore"), where)
+    groups = fields.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise BadCheckpoint(f"{where}: config_groups should name at least one group, it is {quoted(groups)}")
+    fields.finish()
+    rules = []
+    for name, group in groups.items():
+        targets, scheme = _group(_object(group, f"{where}: group {quoted(name)}"), f"{where}: group {quoted(name)}")
+        rules.append((lambda module, t=targets: t(module) and not left(module), scheme))
+    return Quantization("compressed-tensors", tuple(rules))
+
+
+def _group(group: dict[str, Any], where: str) -> tuple[Callable[[str], bool], Scheme]:
+    fields = Fields(group, where)
+    targets = _named(strings(fields, "targets"), where)
+    fields.only("output_activations", None)
+    fields.only("format", None, *_FORMATS)
+    weights = _object(fields.get("weights"), f"{where}: weights")
+    inputs = fields.get("input_activations")
+    fields.finish()
+    scheme = _weights(Fields(weights, f"{where}: weights"))
+    if inputs is not None:
+        how, block = _inputs(Fields(_object(inputs, f"{where}: input_activations"), f"{where}: input_activations"))
+        if scheme.weight == "int4":
+            raise BadCheckpoint(
+                f"{where}: input_activations should be null beside weights of 4 bits, they are {quoted(inputs)}; the "
+                "exporter multiplies such weights by inputs that are not rounded"
+            )
+        scheme = Scheme(scheme.weight, scheme.layout, scheme.block, scheme.symmetric, how, block)
+    return targets, scheme
+
+
+def _weights(fields: Fields) -> Scheme:
+    kind, bits = fields.get("type", "int"), fields.get("num_bits", 8)
+    strategy = fields.get("strategy")
+    symmetric = fields.flag("symmetric", True)
+    fields.only("dynamic", False)
+    fields.skip(*_SEARCHED)
+    if (kind, bits) == ("float", 8):
+        fields.only("symmetric", True)
+        blocks = {"tensor": (WHOLE, WHOLE), "channel": (1, WHOLE), "block": _block(fields)}
+        fields.skip("group_size")
+        scheme = Scheme("float8_e4m3fn", "compressed-tensors", _one_of(fields, "strategy", strategy, blocks))
+    elif (kind, bits) == ("int", 4):
+        fields.only("block_structure", None)
+        fields.only("group_size", *GROUPS)
+        block = _one_of(fields, "strategy", strategy, {"group": (1, fields.integer("group_size"))})
+        scheme = Scheme("int4", "compressed-tensors", block, symmetric)
+    else:
+        raise BadCheckpoint(
+            f"{fields.where} should be float of 8 bits or int of 4, they are {quoted(kind)} of {quoted(bits)}; other "
+            "weights are not implemented"
+        )
+    fields.finish()
+    return scheme
+
+
+def _inputs(fields: Fields) -> tuple[Any, int]:
+    fields.only("type", "float")
+    fields.only("num_bits", 8)
+    fields.only("symmetric", True)
+    fields.only("block_structure", None)
+    fields.skip(*_SEARCHED)
+    dynamic, strategy, group = fields.flag("dynamic", False), fields.get("strategy"), fields.get("group_size")
+    fields.finish()
+    if dynamic and strategy == "tensor":
+        raise BadCheckpoint(
+            f"{fields.where}: a scale over the whole tensor that is found while the model runs lets the requests of a "
+            "batch change one another; quantize with dynamic scales per token, or with static ones"
+        )
+    if dynamic and strategy == "group":
+        return "token", Fields({"group_size": group}, fields.where).integer("group_size")
+    if (dynamic, strategy) in ((True, "token"), (False, "tensor")):
+        return "token" if dynamic else "static", WHOLE
+    raise BadCheckpoint(
+        f"{fields.where}: strategy should be token or group (dynamic) or tensor (static), it is {quoted(strategy)} "
+        f"with dynamic {dynamic}"
+    )
+
+
+def _block(fields: Fields) -> tuple[int, int]:
+    found = fields.get("block_structure", [128, 128])
+    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)):
+        raise BadCheckpoint(f"{fields.where}: block_structure should be two whole numbers, it is {quoted(found)}")
+    return found[0], found[1]
+
+
+def _one_of(fields: Fields, name: str, value: Any, known: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    if value not in known:
+        raise BadCheckpoint(f"{fields.where}: {name} should be one of {', '.join(known)}, it is {quoted(value)}")
+    return known[value]
+
+
+def _named(patterns: Sequence[str], where: str) -> Callable[[str], bool]:
+    """Modules by name, by the class Linear, or, behind "re:", by an expression that their names begin with."""
+    found = [expression(each.removeprefix("re:"), where) for each in patterns if each.startswith("re:")]
+    names, linear = set(patterns), "Linear" in patterns
+    return lambda module: (
+        module in names or (linear and module != EMBEDDING) or any(each.match(module) for each in found)
+    )
+
+
+def _object(found: Any, where: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise BadCheckpoint(f"{where} should be an object, it is {quoted(found)}")
+    return found

@@ -1,0 +1,77 @@
+"""Beside the library of the format: what it writes we read, what we write it reads, and both compute the same."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tandemrt.export.quantize.publish import publish
+from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
+from tests.engine.narrow import SIZES, packed
+
+pytest.importorskip("compressed_tensors")
+
+TOKENS = torch.randint(0, VOCAB, (30,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def written_by_the_library(preset: str, folder: Path) -> None:
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    model = make_checkpoint("qwen2", folder / "whole", sizes=SIZES)
+    groups = {"group_0": preset_name_to_scheme(preset, ["Linear"])}
+    apply_quantization_config(model, QuantizationConfig(config_groups=groups, ignore=["lm_head"]))
+    for module in model.modules():
+        if (how := getattr(module, "quantization_scheme", None)) is not None:
+            low, high = _ranges(module.weight.data, how.weights)
+            module.weight_scale.data = calculate_qparams(low, high, how.weights)[0]
+            if hasattr(module, "input_scale"):
+                module.input_scale.data.fill_(0.02)
+            module.quantization_status = "frozen"
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(folder / "narrow")
+    compressor.update_config(folder / "narrow")
+
+
+def written_by_us(scheme: str, folder: Path) -> None:
+    make_checkpoint("qwen2", folder / "whole", torch.bfloat16, sizes=SIZES)
+    publish(folder / "whole", folder / "narrow", scheme, group=32)
+
+
+def _ranges(weight: torch.Tensor, how: object) -> tuple[torch.Tensor, torch.Tensor]:
+    if how.strategy == "block":
+        blocks = weight.unfold(0, 128, 128).unfold(1, 128, 128)
+        return blocks.amin((2, 3)), blocks.amax((2, 3))
+    if how.strategy == "group":
+        blocks = weight.unflatten(1, (-1, how.group_size))
+        return blocks.amin(-1), blocks.amax(-1)
+    if how.strategy == "channel":
+        return weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
+    return weight.amin().reshape(1), weight.amax().reshape(1)
+
+
+def as_the_library_computes(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize(
+    ("write", "scheme"),
+    [*((written_by_the_library, preset) for preset in ("FP8_DYNAMIC", "FP8", "FP8_BLOCK")), (written_by_us, "fp8")],
+)
+def test_float8_gives_the_logits_of_transformers(tmp_path, write, scheme):
+    write(scheme, tmp_path)
+    expected = expected_logits(as_the_library_computes(tmp_path / "narrow"), TOKENS)
+    found = Decoder(tmp_path / "narrow", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (found - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize(("write", "scheme"), [(written_by_the_library, "W4A16"), (written_by_us, "int4")])
+def test_4_bits_give_the_logits_of_transformers_but_for_rounded_inputs(tmp_path, write, scheme):
+    write(scheme, tmp_path)
+    expected = expected_logits(as_the_library_computes(tmp_path / "narrow"), TOKENS)
+    packed(tmp_path / "narrow")
+    found = Decoder(tmp_path / "narrow" / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (found - expected).norm() < 0.02 * expected.norm()

@@ -1,0 +1,292 @@
+"""Checkpoints that come quantized: each way of storing weights, read as whoever writes it means it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.export.model.graphs import open_models
+from tandemrt.export.quantize.stored import read_blocks, read_matrix
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.quantization.config import read_quantization
+from tests.engine import narrow
+from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits
+from tests.makers import tiny_checkpoint, write_recipe
+
+TOKENS = torch.randint(0, VOCAB, (30,), generator=torch.Generator().manual_seed(0)).tolist()
+STATIC = 0.02  # of inputs
+PROJECTION = "model.layers.1.self_attn.q_proj"
+
+
+def float8_group(per: str, **inputs: object) -> dict[str, object]:
+    """A quantization_config of compressed-tensors as llm-compressor writes it."""
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": per, "dynamic": False}
+    if per == "block":
+        weights |= {"block_structure": [128, 128]}
+    given = {"num_bits": 8, "type": "float", "symmetric": True, **inputs} if inputs else None
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": given, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+
+
+def int4_group(group: int, symmetric: bool) -> dict[str, object]:
+    said = json.loads(json.dumps(float8_group("channel")))
+    weights = {"num_bits": 4, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group}
+    said["config_groups"]["group_0"] |= {"weights": {**weights, "actorder": None}, "format": "pack-quantized"}
+    return said | {"format": "pack-quantized"}
+
+
+@dataclass(frozen=True)
+class Float8:
+    """A way of storing float8: its config, block, the names of its scales, and how inputs are rounded."""
+
+    config: dict[str, object]
+    block: tuple[int, int]
+    scale: str = "weight_scale"
+    input_scale: str | None = None
+    shape: tuple[int, ...] | None = None  # of the scales, where it is not that of the blocks
+    inputs: int | None = 0  # values that share a scale; None: inputs are whole
+
+    def store(self, weight: torch.Tensor) -> tuple[narrow.Stored, torch.Tensor]:
+        bits, scale, meant = narrow.float8(weight, self.block)
+        stored = {"weight": bits, self.scale: scale if self.shape is None else scale.reshape(self.shape)}
+        return stored | ({self.input_scale: torch.tensor(STATIC)} if self.input_scale else {}), meant
+
+    def write(self, folder: Path) -> PreTrainedModel:
+        static = STATIC if self.input_scale else None
+        if self.inputs is None:
+            return narrow.write(folder, self.config, self.store)
+        return narrow.write(folder, self.config, self.store, lambda x: narrow.rounded(x, static, self.inputs or 0))
+
+
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
+QWEN = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
+FLOAT8 = {
+    "compressed-tensors, channel, inputs by token": Float8(
+        float8_group("channel", strategy="token", dynamic=True), (1, 0)
+    ),
+    "compressed-tensors, channel, inputs whole": Float8(float8_group("channel"), (1, 0), inputs=None),
+    "compressed-tensors, tensor, static inputs": Float8(
+        float8_group("tensor", strategy="tensor", dynamic=False), (0, 0), input_scale="input_scale", shape=(1,)
+    ),
+    "compressed-tensors, block, inputs in groups": Float8(
+        float8_group("block", strategy="group", group_size=128, dynamic=True), (128, 128), inputs=128
+    ),
+    "fp8, block": Float8(QWEN, (128, 128), "weight_scale_inv", inputs=128),
+    "fp8, tensor, static inputs": Float8(
+        QWEN | {"activation_scheme": "static", "weight_block_size": None, "modules_to_not_convert": ["lm_head"]},
+        *((0, 0), "weight_scale_inv", "activation_scale", ()),
+    ),
+    "modelopt": Float8(MODELOPT, (0, 0), input_scale="input_scale", shape=()),
+}
+
+
+@pytest.mark.parametrize("case", FLOAT8)
+def test_float8_gives_the_logits_that_the_checkpoint_means(tmp_path, case):
+    expected = expected_logits(FLOAT8[case].write(tmp_path), TOKENS)
+    found = Decoder(tmp_path, "grouped", batch=1)([TOKENS], [0])[0]
+    # A last bit of an input can fall to the other side of a step of float8, a sixteenth of the value.
+    assert (found - expected).norm() < 0.01 * expected.norm()
+
+
+@pytest.mark.parametrize("case", FLOAT8)
+def test_float8_is_read_for_rounding_anew(tmp_path, case):
+    model = FLOAT8[case].write(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    scheme = read_quantization(checkpoint.config, tmp_path).scheme(PROJECTION)
+    found = read_matrix(PROJECTION, checkpoint.tensors, scheme)
+    np.testing.assert_array_equal(found, model.get_submodule(PROJECTION).weight.detach().numpy())
+
+
+def test_a_token_has_the_same_bits_in_any_window_beside_any_rows(tmp_path):
+    FLOAT8["compressed-tensors, channel, inputs by token"].write(tmp_path)
+    rows, length = 5, 20
+    texts = torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(1)).tolist()
+
+    def scored(batch: int, window: int) -> torch.Tensor:
+        decode = Decoder(tmp_path, "grouped", batch=batch)
+        parts = [decode([t[at : at + window] for t in texts[:batch]], [at] * batch) for at in range(0, length, window)]
+        return torch.cat(parts, dim=1)[0]
+
+    alone = scored(1, 1)
+    for batch, window in ((1, 5), (2, 1), (5, 1), (5, 4)):
+        assert torch.equal(scored(batch, window), alone), (batch, window)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "desc_act": False, "damp_percent": 0.1, "checkpoint_format": "gptq"}
+AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "modules_to_not_convert": None}
+
+
+@dataclass(frozen=True)
+class Int4:
+    """A way of storing 4 bits: its layout, groups, whether with zero points, and its config."""
+
+    layout: str
+    group: int
+    zeros: bool
+    config: dict[str, object]
+
+    def store(self, weight: torch.Tensor) -> tuple[narrow.Stored, torch.Tensor]:
+        integers, scale, zero = narrow.int4(weight, self.group, self.zeros)
+        meant = (integers.unflatten(1, (-1, self.group)) - zero[..., None]) * scale[..., None]
+        return narrow.pack(self.layout, integers, scale, zero, zeros=self.zeros), meant.flatten(1)
+
+    def write(self, folder: Path) -> PreTrainedModel:
+        return narrow.write(folder, self.config, self.store)
+
+
+GPTQ_V2 = GPTQ | {"group_size": 32, "sym": False, "checkpoint_format": "gptq_v2"}
+INT4 = {
+    "compressed-tensors, groups of 32": Int4("compressed-tensors", 32, False, int4_group(32, True)),
+    "compressed-tensors, groups of 128, zero points": Int4("compressed-tensors", 128, True, int4_group(128, False)),
+    "gptq": Int4("gptq", 64, False, GPTQ | {"group_size": 64, "sym": True}),
+    "gptq, zero points": Int4("gptq", 128, True, GPTQ | {"group_size": 128, "sym": False}),
+    "gptq_v2, zero points": Int4("gptq_v2", 32, True, GPTQ_V2),
+    "awq": Int4("awq", 128, True, AWQ | {"group_size": 128, "zero_point": True}),
+}
+
+
+@pytest.mark.parametrize("case", INT4)
+def test_4_bits_are_packed_anew_with_the_values_that_the_checkpoint_means(tmp_path, case):
+    model = INT4[case].write(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    scheme = read_quantization(checkpoint.config, tmp_path).scheme(PROJECTION)
+    found = read_blocks(PROJECTION, checkpoint.tensors, scheme)
+    np.testing.assert_array_equal(found.restored, model.get_submodule(PROJECTION).weight.detach().numpy())
+
+    expected = expected_logits(model, TOKENS)
+    narrow.packed(tmp_path)
+    found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (found - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
+
+
+def test_a_checkpoint_of_4_bits_keeps_what_it_has_whole(tmp_path):
+    INT4["awq"].write(tmp_path)
+    before, after = Checkpoint.open(tmp_path).tensors, narrow.packed(tmp_path).tensors
+    assert after["lm_head.weight"].shape == before["lm_head.weight"].shape
+    assert not [name for name in after if "qweight" in name or "qzeros" in name]
+
+
+def edited(folder: Path, **changes: torch.Tensor | None) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    for kind, tensor in changes.items():
+        tensors[f"{PROJECTION}.{kind}"] = tensor
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0.0, "above 0; 1 of 256 are not, the first is 0.0"),
+        (float("nan"), "finite.*nan"),
+        (float("inf"), "finite.*inf"),
+    ],
+)
+def test_a_scale_that_is_none_is_refused(tmp_path, value, message):
+    FLOAT8["compressed-tensors, channel, inputs whole"].write(tmp_path)
+    scale = load_file(tmp_path / "model.safetensors")[f"{PROJECTION}.weight_scale"]
+    scale[7] = value
+    edited(tmp_path, weight_scale=scale)
+    with pytest.raises(BadCheckpoint, match=rf"'{PROJECTION}.weight_scale' should hold scales.*{message}"):
+        Decoder(tmp_path, "grouped", batch=1)
+
+
+def test_scales_of_another_shape_are_refused(tmp_path):
+    FLOAT8["fp8, block"].write(tmp_path)
+    edited(tmp_path, weight_scale_inv=torch.ones(2, 3))
+    with pytest.raises(BadCheckpoint, match=r"weight_scale_inv' should have shape \[2, 2\].*\[2, 3\]"):
+        Decoder(tmp_path, "grouped", batch=1)
+
+
+def test_weights_that_are_not_what_the_config_says_are_refused(tmp_path):
+    FLOAT8["fp8, block"].write(tmp_path)
+    edited(tmp_path, weight=torch.ones(256, 256))
+    with pytest.raises(BadCheckpoint, match=r"q_proj.weight' should be float8_e4m3fn, it is float32"):
+        Decoder(tmp_path, "grouped", batch=1)
+
+
+def test_another_order_of_packing_is_refused_by_shape(tmp_path):
+    INT4["awq"].write(tmp_path)
+    edit_config(tmp_path, quantization_config=GPTQ | {"group_size": 128, "sym": False})
+    with pytest.raises(
+        BadCheckpoint, match=r"'model.layers.0.*scales' should be .*\[\d+, \d+\] by .*it is float16\[2, \d+\]"
+    ):
+        narrow.packed(tmp_path)
+
+
+def test_columns_out_of_order_are_refused(tmp_path):
+    INT4["gptq"].write(tmp_path)
+    order = torch.arange(256, dtype=torch.int32) // 64
+    order[[3, 200]] = order[[200, 3]]
+    edited(tmp_path, g_idx=order)
+    with pytest.raises(BadCheckpoint, match=r"g_idx should give .* input 3 is in group 3; .*desc_act = false"):
+        narrow.packed(tmp_path)
+
+
+def test_4_bits_need_the_backend_that_has_products_of_them(tmp_path):
+    INT4["gptq"].write(tmp_path)
+    with pytest.raises(BadCheckpoint, match=r"4 bits run on backend onnxruntime-cpu alone"):
+        Decoder(tmp_path, "length", batch=1)
+
+
+def test_a_bundle_of_such_checkpoints_says_what_it_made_of_them_and_speculates_invisibly(tmp_path):
+    target = tiny_checkpoint(tmp_path / "target", seed=1)
+    narrow.rewrite(target, (float8 := FLOAT8["compressed-tensors, channel, inputs by token"]).config, float8.store)
+    draft = tiny_checkpoint(tmp_path / "draft", layers=1, seed=1)
+    narrow.rewrite(draft, GPTQ_V2, INT4["gptq_v2, zero points"].store)
+    report = build(Recipe.load(write_recipe(tmp_path / "r.toml", target=target, draft=draft)), tmp_path / "out")
+    assert report.notes == (
+        "target: weights come as fp8 (compressed-tensors), their bytes stay where they are; inputs of products are "
+        "rounded as they say (token)",
+        "draft: 7 weights of 4 bits (gptq) were packed anew, their values are the same",
+    )
+    assert report.manifest.files["target/model.safetensors"].size == (target / "model.safetensors").stat().st_size
+    texts = []
+    for window in (0, 4):
+        with LLM(tmp_path / "out", threads=1, window=window) as llm:
+            outputs = llm.generate(["json", "long " * 9], SamplingParams(temperature=0.8, seed=3, max_tokens=24))
+            texts.append([output.token_ids for output in outputs])
+    assert texts[0] == texts[1]
+
+
+def test_a_module_that_is_left_out_is_whole_beside_others_that_are_not(tmp_path):
+    case = FLOAT8["compressed-tensors, channel, inputs by token"]
+    model = case.write(tmp_path)
+    left, kept = (
+        "model.layers.0.self_attn.k_proj",
+        torch.randn(128, 256, generator=torch.Generator().manual_seed(3)) / 16,
+    )
+    product = model.get_submodule(left)
+    product._forward_pre_hooks.clear()
+    product.weight.data = kept
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[f"{left}.weight_scale"]
+    save_file(tensors | {f"{left}.weight": kept}, tmp_path / "model.safetensors")
+    edit_config(tmp_path, quantization_config=case.config | {"ignore": ["lm_head", left]})
+    expected = expected_logits(model, TOKENS)
+    found = Decoder(tmp_path, "grouped", batch=1)([TOKENS], [0])[0]
+    assert (found - expected).norm() < 0.01 * expected.norm()
+
+
+def test_backends_without_products_for_it_are_refused_before_anything_is_built(tmp_path):
+    target = tiny_checkpoint(tmp_path / "target")
+    narrow.rewrite(target, GPTQ_V2, INT4["gptq_v2, zero points"].store)
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target), backend="onnxruntime-cuda")
+    with pytest.raises(BadRecipe, match=r"comes quantized \(gptq\) needs .*'onnxruntime-cpu'; got 'onnxruntime-cuda'"):
+        open_models(recipe)

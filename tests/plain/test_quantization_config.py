@@ -1,0 +1,100 @@
+"""What a quantization_config says of each module, and what of it is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import WHOLE, Quantization, Scheme
+
+LAYER = "model.layers.0."
+FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
+BY_TOKEN = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
+
+
+def compressed(*groups: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    named = {f"group_{i}": {"targets": ["Linear"], **group} for i, group in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "config_groups": named, "ignore": ["lm_head"], **fields}
+
+
+def read(said: object, folder: Path = Path("nowhere")) -> Quantization:
+    found = read_quantization({"quantization_config": said}, folder)
+    assert found is not None
+    return found
+
+
+def test_a_checkpoint_without_the_field_is_not_quantized(tmp_path):
+    assert read_quantization({}, tmp_path) is None
+
+
+def test_each_module_is_stored_as_the_first_group_that_names_it_says():
+    attention = {"targets": [r"re:.*self_attn\.(q|o)_proj$", f"{LAYER}self_attn.v_proj"], "weights": FLOAT8}
+    found = read(compressed(attention, {"weights": INT4}, ignore=["lm_head", "re:.*down_proj"]))
+    schemes = {name: found.scheme(f"{LAYER}{name}") for name in ("self_attn.q_proj", "self_attn.v_proj")}
+    assert set(schemes.values()) == {Scheme("float8_e4m3fn", "compressed-tensors", (1, WHOLE))}
+    assert found.scheme(f"{LAYER}self_attn.k_proj") == Scheme("int4", "compressed-tensors", (1, 64))
+    for whole in (f"{LAYER}mlp.down_proj", "lm_head", "model.embed_tokens"):
+        assert found.scheme(whole) is None
+
+
+def test_parts_of_names_are_left_out_whole():
+    said = {"quant_method": "fp8", "modules_to_not_convert": ["layers.0.mlp.gate", "up_proj", "lm_head"]}
+    found = read(said)
+    assert found.scheme("model.layers.0.mlp.gate_proj") == Scheme(
+        "float8_e4m3fn", "fp8", (128, 128), inputs="token", input_block=128
+    )
+    assert found.scheme("model.layers.0.mlp.up_proj") is None
+    assert found.scheme("model.layers.10.mlp.gate_proj") is not None
+
+
+def test_modelopt_may_say_it_in_a_file_of_its_own(tmp_path):
+    said = {
+        "producer": {"name": "modelopt"},
+        "quantization": {"quant_algo": "FP8", "exclude_modules": ["*.0.*", "lm_*"]},
+    }
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    found = read_quantization({}, tmp_path)
+    assert found is not None
+    assert found.scheme("lm_head") is found.scheme(f"{LAYER}mlp.up_proj") is None
+    assert found.scheme("model.layers.1.mlp.up_proj") == Scheme(
+        "float8_e4m3fn", "modelopt", (WHOLE, WHOLE), inputs="static"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quant_method should be one of compressed-tensors, .*it is 'bitsandbytes'"),
+        ("fp8", "quant_method should be one of .*it is 'fp8'"),
+        (compressed({"weights": FLOAT8}, mystery=1), r"quantization_config: .*does not know the field\(s\) 'mystery'"),
+        (compressed({"weights": FLOAT8}, kv_cache_scheme=BY_TOKEN), "kv_cache_scheme is .*does not implement"),
+        (compressed({"weights": FLOAT8 | {"num_bits": 4}}), "float of 8 bits or int of 4, they are 'float' of 4"),
+        (compressed({"weights": INT4 | {"group_size": 16}}), "group_size is 16"),
+        (compressed({"weights": INT4 | {"strategy": "channel"}}), "strategy should be one of group, it is 'channel'"),
+        (compressed({"weights": INT4, "input_activations": BY_TOKEN}), "null beside weights of 4 bits"),
+        (
+            compressed({"weights": FLOAT8, "input_activations": BY_TOKEN | {"strategy": "tensor"}}),
+            "lets the requests of a batch change one another; quantize with dynamic scales per token",
+        ),
+        (compressed({"weights": FLOAT8, "output_activations": BY_TOKEN}), "output_activations is"),
+        (compressed({"weights": FLOAT8, "targets": ["re:("]}), r"'re:\(|'\(' should be a regular expression"),
+        (compressed({"weights": None}), "weights should be an object"),
+        (compressed({"weights": FLOAT8}, ignore="lm_head"), "ignore should be a list of strings, it is 'lm_head'"),
+        (compressed(), "config_groups should name at least one group"),
+        ({"quant_method": "fp8", "scale_fmt": "ue8m0"}, "scale_fmt is 'ue8m0'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "two whole numbers or null"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme should be dynamic where"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo is"),
+        ({"quant_method": "gptq", "bits": 8}, "bits is 8"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "group_size is -1"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version is 'gemv'"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(said, message):
+    with pytest.raises(BadCheckpoint, match=message):
+        read(said)
