@@ -81,7 +81,8 @@ bench: $(VENV)/.demo ## measure the demo bundle: tokens/s with and without specu
 	@$(BIN)/tandemrt bench engines/built/demo --prompts engines/built/demo-prompts.jsonl
 
 docs: $(DOCS_VENV)/.ready ## the documentation site, strict, in build/site
-	$(DOCS)/mkdocs build
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --quiet
+	@echo built build/site/index.html
 
 clean: ## remove what was built, keep the environment
 	rm -rf engines/built build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -42,7 +42,7 @@ def picture(height: float, about: str, parts: Sequence[str]) -> str:
         '<path d="M0 0L8 4L0 8z" class="faint"/></marker>'
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" role="img">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="600" role="img">\n'
         f"<title>{escape(about)}</title>\n<style>{_STYLE}</style>\n<defs>{head}</defs>\n"
         f'<rect width="{WIDTH}" height="{height:g}" class="paper"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
