@@ -1,6 +1,6 @@
 """The graph of a target or of an independent draft model: tokens in, logits of chosen rows and an updated cache out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import onnx_ir as ir
@@ -30,6 +30,7 @@ def build_decoder(
     attention: Lowering,
     width: int | None = None,
     weights_dir: str = "",
+    features: Sequence[int] = (),
 ) -> ir.Model:
     """Build the graph whose bindings are ``contract.decoder``.
 
@@ -39,7 +40,7 @@ def build_decoder(
     entries count, *mask* gives it a boolean mask, *grouped* runs onnxruntime's operator for CPUs, *paged* has a
     paged cache and operators of the project's own, to be cut at; all compute the same. ``width`` is that of the logits,
     None the model's own. ``weights_dir`` is the folder, relative to the graph file, where the checkpoint's safetensors
-    will lie.
+    will lie. ``features`` are layers whose inputs the graph gives for every token: what a draft head reads.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says,
     and for what the lowering does not do (export/model/support.py); BadRecipe for an unknown dtype or lowering.
@@ -47,19 +48,24 @@ def build_decoder(
     _check(spec, dtype, capacity, attention)
     how = STRATEGIES[attention]
     cache: CacheKind = "paged" if attention == "paged" else "linear"
-    names = spec.contract(capacity=capacity, dtype=dtype, cache=cache, width=width)
+    wide = len(features) * spec.hidden
+    names = spec.contract(capacity=capacity, dtype=dtype, cache=cache, width=width, features=wide)
     b = GraphBuilder("decoder")
     w = Weights(named(checkpoint, spec), b, dtype, weights_dir)
     given = {binding.name: b.input(binding) for binding in names.inputs}
 
     if how.prompts_score_nothing:
         with b.scope("place"):
+            query = b.op("Shape", given["token_ids"], start=1, end=2)
             given["token_ids"] = even_prompt(b, given)
     with b.scope("embedding"):
         table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         hidden = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
         hidden = times(b, hidden, spec.scales.embedding, dtype)
-    picked, made = stack(b, hidden, w, spec, given, how, capacity=capacity)
+    picked, made = stack(b, hidden, w, spec, given, how, capacity=capacity, features=features)
+    if features and how.prompts_score_nothing:
+        with b.scope("features"):  # the token that made a prompt's number even is nobody's
+            made["features"] = b.op("Slice", made["features"], b.constant([0]), query, b.constant([1]))
     with b.scope("head"):
         head = Linear.stored("model.embed_tokens" if spec.tied else "lm_head", spec.vocab)
         made["logits"] = as_wide(b, scaled_logits(b, head(b, picked, w), spec, dtype), width or spec.vocab, dtype)

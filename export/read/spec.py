@@ -136,10 +136,13 @@ class ModelSpec:
         rope = self.local_rope if self.local_rope is not None and self.sliding_layers[layer] else self.rope
         return rope if self.rotary_layers[layer] else None
 
-    def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear", width: int | None = None) -> Contract:
+    def contract(
+        self, *, capacity: int, dtype: str, cache: CacheKind = "linear", width: int | None = None, features: int = 0
+    ) -> Contract:
         """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``.
 
-        ``width`` is that of its logits; None: the model's own.
+        ``width`` is that of its logits; None: the model's own. ``features``: how wide what it gives for a draft head
+        is, see contract.decoder.
         """
         return contract.decoder(
             layers=self.layers,
@@ -149,6 +152,7 @@ class ModelSpec:
             vocab=width or self.vocab,
             dtype=dtype,
             cache=cache,
+            features=features,
         )
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 
 from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.round import Round
 
 
-class NgramDrafter:
+class NgramDrafter(Unmoved):
     """Looks on the host, after the commit; costs no engine. Rows without a match draft nothing."""
 
     ahead = False
@@ -33,7 +34,7 @@ class NgramDrafter:
         """See SlotListener.leave."""
         self._indexes.pop(slot, None)
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         """See Drafter.prefill. The text itself is the index."""
 
     def held(self, running: Running) -> int:

@@ -118,8 +118,8 @@ class Admission:
     def _hashes(self, ids: list[int], salt: str | None) -> BlockHashes | None:
         if self._digest is None:
             return None
-        hashes = BlockHashes(self._digest, salt)
-        hashes.first(ids, len(ids) // BLOCK_SIZE)  # here rather than in the loop
+        hashes = BlockHashes(self._digest, salt, behind=int(self._bundle.draft.kind == "eagle3"))
+        hashes.first(ids, max(0, len(ids) - hashes.behind) // BLOCK_SIZE)  # here rather than in the loop
         return hashes
 
     def _enforcement(
