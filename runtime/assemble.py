@@ -120,6 +120,8 @@ def _drafter(
         return NgramDrafter(buffers, window=window, shortest=draft.ngram_min, longest=draft.ngram_max)
     kv = make_cache(engines["draft"].contract, limits.batch, room, engines["draft"].device)
     sizes = {"slots": limits.batch, "window": window}
+    if draft.kind != "eagle3":
+        sizes["reach"] = bundle.manifest.specs["draft"]["max_length"]
     if draft.kind == "pard":
         assert draft.mask_token is not None
         return ParallelDrafter(engines, buffers, state, kv, graphs, mask_token=draft.mask_token, **sizes)

@@ -56,7 +56,10 @@ class Model:
 
     @classmethod
     def open(cls, role: EngineName, section: Target | ModelDraft | PardDraft, dtype: str, *, length: int) -> "Model":
-        """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if ``length`` is too long."""
+        """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if ``length`` is too long.
+
+        A draft may be made for shorter texts: behind its own length it does not draft.
+        """
         folder = section.checkpoint
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields, length=length)
@@ -64,8 +67,8 @@ class Model:
         if vocabulary.size > spec.vocab:
             rule = f"the tokenizer must not have more ids than the logits are wide ({spec.vocab})"
             raise BadCheckpoint(f"{role}.checkpoint {folder}: {rule}; it has {vocabulary.size}; resize the embeddings")
-        if length > spec.max_length:
-            rule = f"limits.length must not exceed the length that the {role}'s config.json gives, {spec.max_length}"
+        if length > spec.max_length and role == "target":
+            rule = f"limits.length must not exceed the length that the target's config.json gives, {spec.max_length}"
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
         return cls(role, checkpoint, checkpoint, spec, vocabulary, dtype)
 
@@ -147,9 +150,9 @@ def open_models(recipe: Recipe) -> Models:
     draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
     _require_products(draft, recipe)
     _require_kernel(draft, recipe)
-    if draft.spec.vocab != target.spec.vocab:
-        rule = f"its logits must be as wide as the target's, {target.spec.vocab}"
-        raise BadRecipe(f"draft.checkpoint: {rule}; got {draft.spec.vocab}; choose a draft of the target's family")
+    if draft.spec.vocab < target.vocabulary.size:  # what is wider than a tokenizer is padding
+        rule = f"it must know every token of the target's tokenizer, {target.vocabulary.size}"
+        raise BadRecipe(f"draft.checkpoint: {rule}; its logits have {draft.spec.vocab}; choose one of the same family")
     target.vocabulary.require_same_tokens(draft.vocabulary)
     if isinstance(recipe.draft, PardDraft):
         mask_token(draft.source)
@@ -192,21 +195,22 @@ def _require_products(model: Model, recipe: Recipe) -> None:
 def graphs(recipe: Recipe, models: Models, attention: Lowering) -> list[Graph]:
     """Every graph of the bundle: decoders, adjusted logits, verification, and drafting when a model drafts."""
     target, drafts = models[0], models[1:]
+    width = target.spec.vocab  # of all logits: a draft's are padded, or cut where they are padding
     features = [draft.spec.features for draft in drafts if isinstance(draft, DraftHead)]
     return [
-        _decoder(target, recipe, attention, *features),
-        *(graph for draft in drafts for graph in _draft(draft, recipe, attention)),
-        _head("adjust", target, contract.adjust, build_adjust),
-        _head("verify", target, contract.verify, build_verify, draft_probs=False),
-        _head("verify_probs", target, contract.verify, build_verify, draft_probs=True),
-        *(_head("propose", draft, contract.propose, build_propose, draft_probs=False) for draft in drafts),
-        *(_head("propose_probs", draft, contract.propose, build_propose, draft_probs=True) for draft in drafts),
+        _decoder(target, recipe, attention, width, *features),
+        *(graph for draft in drafts for graph in _draft(draft, recipe, attention, width)),
+        _head("adjust", target, contract.adjust, build_adjust, width),
+        _head("verify", target, contract.verify, build_verify, width, draft_probs=False),
+        _head("verify_probs", target, contract.verify, build_verify, width, draft_probs=True),
+        *(_head("propose", draft, contract.propose, build_propose, width, draft_probs=False) for draft in drafts),
+        *(_head("propose_probs", draft, contract.propose, build_propose, width, draft_probs=True) for draft in drafts),
     ]
 
 
-def _decoder(model: Model, recipe: Recipe, attention: Lowering, features: tuple[int, ...] = ()) -> Graph:
+def _decoder(model: Model, recipe: Recipe, attention: Lowering, width: int, features: tuple[int, ...] = ()) -> Graph:
     spec = model.spec
-    sizes: dict[str, Any] = {"dtype": model.compute, "capacity": recipe.capacity}
+    sizes: dict[str, Any] = {"dtype": model.compute, "capacity": recipe.capacity, "width": width}
     bindings = spec.contract(**sizes, cache=recipe.cache, features=len(features) * spec.hidden)
     make = partial(
         build_decoder, spec, model.checkpoint, **sizes, attention=fitting(attention, spec), features=features
@@ -214,9 +218,9 @@ def _decoder(model: Model, recipe: Recipe, attention: Lowering, features: tuple[
     return Graph(model.role, f"{model.role}/model.onnx", model.compute, bindings, make)
 
 
-def _draft(draft: Draft, recipe: Recipe, attention: Lowering) -> list[Graph]:
+def _draft(draft: Draft, recipe: Recipe, attention: Lowering, width: int) -> list[Graph]:
     if isinstance(draft, Model):
-        return [_decoder(draft, recipe, attention)]
+        return [_decoder(draft, recipe, attention, width)]
     spec, checkpoint, dtype = draft.spec, draft.checkpoint, draft.compute
     sizes: dict[str, Any] = {"dtype": dtype, "capacity": recipe.capacity}
     bindings = spec.contract(**sizes, cache=recipe.cache)
@@ -233,7 +237,8 @@ def _head(
     model: Draft,
     bindings: Callable[..., Contract],
     build: Callable[..., ir.Model],
+    width: int,
     **options: bool,
 ) -> Graph:
-    arguments = {"vocab": model.spec.vocab, "dtype": model.compute, **options}
+    arguments = {"vocab": width, "dtype": model.compute, **options}
     return Graph(name, f"{name}.onnx", model.compute, bindings(**arguments), partial(build, **arguments))

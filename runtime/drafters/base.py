@@ -17,11 +17,13 @@ class Drafter(SlotListener, Protocol):
     """Proposes tokens into ``RoundBuffers.draft_tokens``.
 
     ``ahead``: drafts from device state alone, so it may run before the host has committed the last round. Other
-    drafters are asked after the commit and read the requests' tokens.
+    drafters are asked after the commit and read the requests' tokens. ``reach`` is the length of text behind which its
+    drafts mean nothing; None: there is none.
     """
 
     ahead: bool
     window: int
+    reach: int | None
 
     @property
     def caches(self) -> Sequence[Cache]:

@@ -52,6 +52,7 @@ class HeadDrafter:
         chunk: int,
     ) -> None:
         self.window = window
+        self.reach: int | None = None  # a bundle's texts are no longer than its head's
         self.caches = (kv,)
         self._engines = engines
         self._buffers = buffers

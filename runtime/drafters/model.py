@@ -49,8 +49,10 @@ class ModelDrafter(Unmoved):
         slots: int,
         window: int,
         chunk: int,
+        reach: int,
     ) -> None:
         self.window = window
+        self.reach: int | None = reach
         self._engines = engines
         self._buffers = buffers
         self._state = state

@@ -21,6 +21,7 @@ class NgramDrafter(Unmoved):
 
     def __init__(self, buffers: RoundBuffers, *, window: int, shortest: int, longest: int) -> None:
         self.window = window
+        self.reach: int | None = None
         self._buffers = buffers
         self._sizes = range(longest, shortest - 1, -1)
         self._indexes: dict[int, NgramIndex] = {}

@@ -13,6 +13,7 @@ class NoDrafter(Unmoved):
 
     ahead = True
     window = 0
+    reach: int | None = None
     caches = ()
 
     def join(self, running: Running) -> None:

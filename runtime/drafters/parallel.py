@@ -28,7 +28,8 @@ class ParallelDrafter(Unmoved):
 
     A round that drafts nothing feeds what was emitted, too.
 
-    ``engines`` holds "draft", "propose" and "propose_probs"; ``mask_token`` is what the model was trained with.
+    ``engines`` holds "draft", "propose" and "propose_probs"; ``mask_token`` is what the model was trained with;
+    ``reach``: see Drafter.
     """
 
     ahead = True
@@ -42,10 +43,12 @@ class ParallelDrafter(Unmoved):
         graphs: Graphs,
         *,
         mask_token: int,
+        reach: int,
         slots: int,
         window: int,
     ) -> None:
         self.window = window
+        self.reach: int | None = reach
         self.caches = (kv,)
         self._engines = engines
         self._buffers = buffers

@@ -72,6 +72,7 @@ class FakeDrafter(Unmoved):
 
     def __init__(self, *, ahead: bool) -> None:
         self.ahead = ahead
+        self.reach: int | None = None
 
     def join(self, running: Any) -> None:
         pass
