@@ -20,9 +20,9 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 ASKED = [*REQUESTS, ("the end </script>", {"rule": "rejection", "temperature": 1.0, "seed": 9, "max_tokens": 20})]
 
 
-def generate(bundle: Path, trace: Path | None, **options: Any) -> list[RequestOutput]:
+def generate(bundle: Path, trace: Path | None, asked: list[Any] = ASKED, **options: Any) -> list[RequestOutput]:
     with LLM(bundle, trace=trace, threads=1, **options) as llm:
-        return llm.generate([prompt for prompt, _ in ASKED], [SamplingParams(**params) for _, params in ASKED])
+        return llm.generate([prompt for prompt, _ in asked], [SamplingParams(**params) for _, params in asked])
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +102,11 @@ class Shown(HTMLParser):
 
 
 def test_a_chrome_trace_has_the_hosts_steps_and_the_rounds_of_every_request(tiny_bundle: Path, tmp_path: Path) -> None:
-    generate(tiny_bundle, tmp_path / "out.json")
+    generate(tiny_bundle, tmp_path / "out.json", ASKED[3:6])
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
     assert {"prefill", "propose", "target", "wait", "commit", "fill", "verify"} <= {event["name"] for event in complete}
-    assert {event["tid"] for event in complete if event["pid"] == 2} == set(range(len(ASKED)))
+    assert {event["tid"] for event in complete if event["pid"] == 2} == {0, 1, 2}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in complete)
     host = [event for event in complete if event["pid"] == 1]
     assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in pairwise(host)), "one after the other"
