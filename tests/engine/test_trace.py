@@ -20,6 +20,18 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 ASKED = [*REQUESTS, ("the end </script>", {"rule": "rejection", "temperature": 1.0, "seed": 9, "max_tokens": 20})]
 
 
+# A person at a keyboard, whose way is told in the page's title.
+KEYS = """
+const spans = [...document.querySelectorAll("[data-token]")], went = [];
+spans[0].focus();
+for (const key of ["ArrowRight", "ArrowDown", "End", "Home"]) {
+  document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+  went.push(spans.indexOf(document.activeElement));
+}
+document.title = "went=" + went + ";";
+"""
+
+
 def generate(bundle: Path, trace: Path | None, asked: list[Any] = ASKED, **options: Any) -> list[RequestOutput]:
     with LLM(bundle, trace=trace, threads=1, **options) as llm:
         return llm.generate([prompt for prompt, _ in asked], [SamplingParams(**params) for _, params in asked])
@@ -68,8 +80,14 @@ def test_a_text_with_choices_has_tokens_that_the_grammar_forced(page: Path) -> N
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
 def test_a_browser_shows_the_tokens_and_finds_nothing_wrong(page: Path, outputs: list[RequestOutput]) -> None:
-    dom, log = browse(page)
+    pressing = page.with_name("pressing.html")
+    pressing.write_text(page.read_text("utf-8").replace("</body>", f"<script>{KEYS}</script></body>"), "utf-8")
+    dom, log = browse(pressing)
     assert "CONSOLE" not in log
+    rounds = [token["round"] for token in read(page)[0]["tokens"]]
+    to_a_round = rounds.index(rounds[1] + 1)
+    assert f"went=1,{to_a_round},{len(rounds) - 1},0;" in dom
+    assert re.search(r"token 1 of \d+, id \d+; .*; round 1, [\d.]+ ms", dom), "and each is told of"
     shown = Shown()
     shown.feed(dom)
     assert shown.tokens == outputs[0].token_ids, "of the first request, which a page begins with"
