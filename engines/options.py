@@ -148,10 +148,10 @@ class RuntimeOptions(Section):
         description="the longest a grammar may take to compile, or a finished text to be checked, in seconds",
     )
     fill_timeout_s: float = Field(
-        default=0.25,
+        default=0.1,
         gt=0.0,
-        description="the processor's time that a request's grammar may take beyond 20 ms a round, in all, in seconds; "
-        "then the request ends with an error",
+        description="how far a request's grammar may be beyond its share of the loop, 10 ms of the processor a round, "
+        "in seconds; then the request ends with an error",
     )
     max_grammar_bytes: Annotated[int, BeforeValidator(_whole), AfterValidator(_bytes)] = Field(
         default=1 << 18,

@@ -25,6 +25,7 @@ Text = Annotated[str, Field(strict=True, min_length=1)]  # bytes are no text
 MOST_BIASES = 1024  # tokens that one request may bias
 MOST_STOPS = 256  # stop strings of one request
 MOST_STOP_CHARACTERS = 8192  # of all of them together
+MOST_TOKEN_IDS = 1 << 18  # in one list: no vocabulary has more
 
 
 def _by_token(value: Any) -> Any:
@@ -38,6 +39,15 @@ def _by_token(value: Any) -> Any:
     if twice:
         raise refuse(f"a token must have one bias; got several for {twice[0]}")
     return dict(pairs)
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) > MOST_TOKEN_IDS:
+        raise refuse(f"at most {MOST_TOKEN_IDS} token ids may be listed; got {len(value)}")
+    return value
+
+
+TokenIds = Annotated[tuple[Token, ...], BeforeValidator(_few)]
 
 
 def _listed(value: Any) -> Any:
@@ -84,10 +94,11 @@ class SamplingParams(Section):
     min_tokens: Count = 0
     stop: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
     include_stop_str_in_output: StrictBool = False
-    stop_token_ids: tuple[Token, ...] = ()
+    skip_special_tokens: StrictBool = True  # False: they are in the text, but those that end it
+    stop_token_ids: TokenIds = ()
     ignore_eos: StrictBool = False
-    allowed_token_ids: tuple[Token, ...] | None = None
-    banned_token_ids: tuple[Token, ...] = ()
+    allowed_token_ids: TokenIds | None = None
+    banned_token_ids: TokenIds = ()
 
     thinking_token_budget: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None  # -1 and None: no budget
     structured_outputs: Annotated["StructuredOutputs | None", BeforeValidator(_validated_anew)] = None

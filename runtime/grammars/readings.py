@@ -23,16 +23,15 @@ Reading = tuple["Source", OutputCheck | None]
 class Readings:
     """Reads structured outputs, those with a schema from memory where it can; the least recently used leave first.
 
-    ``elsewhere`` reads what is not quick; see ``structured.read``. ``most_bytes``: of what was asked for.
+    ``most_bytes``: of what was asked for.
     """
 
-    def __init__(self, elsewhere: "Elsewhere | None" = None, most_bytes: int = LARGEST_KEPT) -> None:
-        self._elsewhere = elsewhere
+    def __init__(self, most_bytes: int = LARGEST_KEPT) -> None:
         self._most_bytes = most_bytes
         self._known: OrderedDict[bytes, Reading] = OrderedDict()
         self._lock = Lock()
 
-    def read(self, structured: StructuredOutputs) -> Reading:
+    def read(self, structured: StructuredOutputs, elsewhere: "Elsewhere | None" = None) -> Reading:
         """As ``structured.read``. Raises BadRequest, also for what is too large; no refusal is remembered."""
         key = _key(structured, self._most_bytes)
         with self._lock:
@@ -41,7 +40,7 @@ class Readings:
                 return self._known[key]
         from tandemrt.runtime.grammars import structured as reader  # with jsonschema: free text needs none
 
-        reading = reader.read(structured, self._elsewhere)
+        reading = reader.read(structured, elsewhere)
         if 0 < len(key) <= LARGEST_KEPT:
             with self._lock:
                 self._known[key] = reading

@@ -74,12 +74,12 @@ class Admission:
         called = time.monotonic()
         params = params.checked()
         limits = self._bundle.limits
-        ids = self._prompts.read(prompt, None if params.timeout_s is None else called + params.timeout_s)
+        ids = self._prompts.read(prompt, None if params.timeout_s is None else called + params.timeout_s, client)
         room = limits.length - len(ids)
         defaults = dict(self._defaults)
         if "max_tokens" in defaults:  # what was recommended for any prompt
             defaults["max_tokens"] = min(room, defaults["max_tokens"])
-        params = params.over(defaults)
+        params = params.over(defaults) if defaults else params
         if params.max_tokens is not None and params.max_tokens > room:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
@@ -99,8 +99,13 @@ class Admission:
         )
         return Waiting(
             request,
-            self._enforcement(ids, params, max_tokens),
-            Transcript(self._tokenizer.backend, params.stop, include_stop=params.include_stop_str_in_output),
+            self._enforcement(ids, params, max_tokens, client),
+            Transcript(
+                self._tokenizer.backend,
+                params.stop,
+                include_stop=params.include_stop_str_in_output,
+                skip_special=params.skip_special_tokens,
+            ),
             Penalties.of(ids, params),
             self._hashes(ids, params.cache_salt),
         )
@@ -113,11 +118,13 @@ class Admission:
     def _hashes(self, ids: list[int], salt: str | None) -> BlockHashes | None:
         if self._digest is None:
             return None
-        hashes = BlockHashes(self._digest, salt)
-        hashes.first(ids, len(ids) // BLOCK_SIZE)  # here rather than in the loop
+        hashes = BlockHashes(self._digest, salt, behind=int(self._bundle.draft.kind == "eagle3"))
+        hashes.first(ids, max(0, len(ids) - hashes.behind) // BLOCK_SIZE)  # here rather than in the loop
         return hashes
 
-    def _enforcement(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Enforcement]":
+    def _enforcement(
+        self, ids: list[int], params: SamplingParams, max_tokens: int, client: str
+    ) -> "Future[Enforcement]":
         thinking = self._thinking(params)
         stop_ids = (*(() if params.ignore_eos else self._bundle.stop_ids), *params.stop_token_ids)
 
@@ -147,7 +154,7 @@ class Admission:
             try:
                 # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
                 grammar = compiled.result()
-                check = None if grammar.check is None else partial(self._check, grammar.check)
+                check = None if grammar.check is None else partial(self._check, client, grammar.check)
                 share = GrammarShare(self._options.fill_timeout_s)
                 ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check, share))
             except BaseException as error:  # whoever waits must hear of any
@@ -157,14 +164,14 @@ class Admission:
             if given.cancelled():
                 self._grammars.abandon(compiled)
 
-        compiled = self._grammars.compile(params.structured_outputs)
+        compiled = self._grammars.compile(params.structured_outputs, client)
         ready.add_done_callback(abandoned)
         compiled.add_done_callback(start)
         return ready
 
-    def _check(self, check: OutputCheck, text: str) -> "Future[str | None]":
+    def _check(self, client: str, check: OutputCheck, text: str) -> "Future[str | None]":
         what = "structured_outputs.json: checking the finished text"
-        return self._processes.submit(what, self._options.grammar_timeout_s, check, text)
+        return self._processes.submit(client, what, self._options.grammar_timeout_s, check, text)
 
     def _require_rules(self) -> None:
         """Raise BadBundle where the bundle's markers and stop tokens would refuse every request."""

@@ -1,7 +1,8 @@
 """What may be given as a prompt, and the token ids it comes to, within sizes and a time."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tandemrt.runtime.requests.messages import Message, before_the_end, joined, 
 
 CHAT_FACTOR = 4  # how much larger than a text messages may be: templates leave things out, old reasoning above all
 QUICK_BYTES = 256 << 10  # of a text that becomes tokens here; a second of work at worst
+
+InProcess = Callable[..., Any]  # what it is, a function and its arguments; returns its result
 
 
 class Chat(ChatOptions):
@@ -69,12 +72,12 @@ class PromptReader:
         self._processes = processes
         self._timeout_s = timeout_s
 
-    def read(self, prompt: Prompt, deadline: float | None = None) -> list[int]:
-        """Return the prompt's token ids. ``deadline``: in seconds of ``time.monotonic``.
+    def read(self, prompt: Prompt, deadline: float | None = None, client: str = "") -> list[int]:
+        """Return the prompt's token ids. ``deadline``: in seconds of ``time.monotonic``; ``client``: whose it is.
 
         Raises BadRequest for an empty prompt, one that is too large or takes too long, and ids out of range.
         """
-        ids = self._encode(prompt, deadline)
+        ids = self._encode(prompt, partial(self._in_process, client, deadline))
         if not ids:
             raise BadRequest(f"prompt: must hold at least one token, received {quoted(prompt)}")
         if len(ids) > self._limit:
@@ -84,14 +87,14 @@ class PromptReader:
             raise BadRequest(f"prompt: token ids must be in 0..{self._valid_tokens - 1}, received {quoted(outside)}")
         return ids
 
-    def _encode(self, prompt: Prompt, deadline: float | None) -> list[int]:
+    def _encode(self, prompt: Prompt, in_process: InProcess) -> list[int]:
         if isinstance(prompt, str):
-            return self._encode_text(prompt, deadline)
+            return self._encode_text(prompt, in_process)
         if isinstance(prompt, Chat):
-            return self._encode_chat(prompt, deadline)
+            return self._encode_chat(prompt, in_process)
         if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
             if prompt and isinstance(prompt[0], Mapping):
-                return self._encode_chat(Chat(prompt), deadline)  # type: ignore[arg-type]
+                return self._encode_chat(Chat(prompt), in_process)  # type: ignore[arg-type]
             if len(prompt) > self._limit:
                 raise self._too_long(len(prompt))
             if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
@@ -100,7 +103,7 @@ class PromptReader:
             f"prompt: must be a text, a list of token ids or a list of chat messages, received {quoted(prompt)}"
         )
 
-    def _encode_chat(self, chat: Chat, deadline: float | None) -> list[int]:
+    def _encode_chat(self, chat: Chat, in_process: InProcess) -> list[int]:
         tools, variables = chat.tools, chat.chat_template_kwargs
         if exceeds((chat.messages, tools, variables), CHAT_FACTOR * self._most_bytes):
             raise BadRequest(
@@ -127,13 +130,13 @@ class PromptReader:
             tools, variables = control.mark(tools, mark), control.mark(variables, mark)
         if chat.continue_final_message:
             messages = to_be_continued(messages)
-        text = self._render(template, messages, deadline, tools=tools, variables=variables, chat=chat)
+        text = self._render(template, messages, in_process, tools=tools, variables=variables, chat=chat)
         if chat.continue_final_message:
             text = before_the_end(text, messages)
-        return self._encode_text(text, deadline, add_special_tokens=False, mark=mark)
+        return self._encode_text(text, in_process, add_special_tokens=False, mark=mark)
 
     def _render(
-        self, template: ChatTemplate, messages: list[Message], deadline: float | None, *, chat: Chat, **told: Any
+        self, template: ChatTemplate, messages: list[Message], in_process: InProcess, *, chat: Chat, **told: Any
     ) -> str:
         try:
             values = template.values(messages, add_generation_prompt=chat.generation_prompt, **told)
@@ -141,13 +144,13 @@ class PromptReader:
         except Exception as error:  # templates raise whatever their author wrote
             raise _refused(error, messages) from error
         if text is None:
-            text, problem = self._in_process("the chat template", deadline, _render, template.source, values)
+            text, problem = in_process("the chat template", _render, template.source, values)
             if problem is not None:
                 raise _refused(problem, messages)
         return text
 
     def _encode_text(
-        self, text: str, deadline: float | None, *, add_special_tokens: bool = True, mark: str | None = None
+        self, text: str, in_process: InProcess, *, add_special_tokens: bool = True, mark: str | None = None
     ) -> list[int]:
         """``mark``: what breaks control tokens that are text (engines/control_tokens.py)."""
         if len(text) <= self._most_bytes:
@@ -162,12 +165,12 @@ class PromptReader:
         if size <= QUICK_BYTES or tokenizer.folder is None:
             return _tokens(tokenizer, text, add_special_tokens, mark)
         arguments = (tokenizer.folder, tokenizer.writers, text, add_special_tokens, mark)
-        ids: list[int] = self._in_process("making tokens of the text", deadline, _tokens_there, *arguments)
+        ids: list[int] = in_process("making tokens of the text", _tokens_there, *arguments)
         return ids
 
-    def _in_process(self, what: str, deadline: float | None, *work: Any) -> Any:
+    def _in_process(self, client: str, deadline: float | None, what: str, *work: Any) -> Any:
         left = self._timeout_s if deadline is None else min(self._timeout_s, deadline - time.monotonic())
-        return self._processes.submit(f"prompt: {what}", max(left, 0.0), *work).result()
+        return self._processes.submit(client, f"prompt: {what}", max(left, 0.0), *work).result()
 
     def _too_long(self, received: int) -> BadRequest:
         return BadRequest(

@@ -23,7 +23,7 @@ from tandemrt.runtime.backends.executor import Executor
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.backends.pieces import open_piece, read_constants
 from tandemrt.runtime.caches.kv_cache import no_prompts, windows
-from tests.engine.family_cases import FAMILIES
+from tools.families.cases import FAMILIES
 
 CPU = torch.device("cpu")
 VOCAB, CAPACITY = 61, 40

@@ -561,8 +561,8 @@ def test_a_schema_that_is_not_quick_to_read_is_read_elsewhere_to_the_same_end(sc
         called.append(function)
         return function(*json.loads(json.dumps(arguments)))
 
-    assert Readings(elsewhere).read(asked) == Readings().read(asked)
+    assert Readings().read(asked, elsewhere) == Readings().read(asked)
     assert len(called) == 1
     called.clear()
-    Readings(elsewhere).read(StructuredOutputs(json=PERSON))
+    Readings().read(StructuredOutputs(json=PERSON), elsewhere)
     assert not called

@@ -69,7 +69,7 @@ class Faults:
         llm._scheduler.submit = lambda *given, **named: self._submitted(submit, *given, **named)  # type: ignore[method-assign]
         grammars = llm._admission._grammars
         compile_grammar = grammars.compile
-        grammars.compile = lambda structured: self._compiled(compile_grammar(structured))  # type: ignore[method-assign]
+        grammars.compile = lambda *given: self._compiled(compile_grammar(*given))  # type: ignore[method-assign]
 
     @contextmanager
     def begun(self, fault: Fault | None) -> Iterator[None]:
