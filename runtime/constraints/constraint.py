@@ -307,44 +307,53 @@ class _Scribe:
     def __init__(self, phases: Phases, held: tuple[_Held, ...]) -> None:
         self._phases = phases
         self.held = list(held)
-        self.pieces: list[Piece] = []
+        self._told: list[tuple[Kind, list[_Held]]] = []
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [
+            Piece(kind, tuple(each.token for each in told), frozenset(at for at, each in enumerate(told) if each.inner))
+            for kind, told in self._told
+        ]
 
     def write(self, token: int, after: State, told: Iterable[Told]) -> None:
         if after.stop_token is None:
             self.held.append(_Held(token, False))
         for kind, left, cuts in told:
-            size = sum(len(self._phases.symbols(held.token)) for held in self.held) if left else 0
-            self._release(kind, size - left if left else None, cuts)
+            if left == 0:
+                self._release(kind, len(self.held))
+            else:
+                self._release(kind, self._until(left, cuts))
 
     def flush(self, state: State) -> None:
-        self._release(self._phases.plain_kind(state), None, cuts=False)
+        self._release(self._phases.plain_kind(state), len(self.held))
 
-    def _release(self, kind: Kind, size: int | None, cuts: bool) -> None:
-        """What spells the first ``size`` symbols is of this ``kind``; None: all."""
-        count = 0
-        while count < len(self.held) and (size is None or size > 0):  # a marker may have begun in the prompt
-            symbols = self._phases.symbols(self.held[count].token)
-            if size is not None and size < len(symbols):
-                if not cuts:
-                    break
-                self._cut(count, symbols, size)
-                continue
+    def _until(self, left: int, cuts: bool) -> int:
+        """How many of those held lie before the last ``left`` symbols; one that lies in part before them is cut."""
+        sizes = [len(self._phases.symbols(held.token)) for held in self.held]
+        size, count = sum(sizes) - left, 0  # below 0 where a marker began in the prompt
+        while size > 0 and size >= sizes[count]:
+            size -= sizes[count]
             count += 1
-            size = None if size is None else size - len(symbols)
+        if size <= 0 or not cuts:
+            return count
+        return count + self._cut(count, size)
+
+    def _release(self, kind: Kind, count: int) -> None:
         if not count:
             return
-        told, self.held = self.held[:count], self.held[count:]
-        if self.pieces and self.pieces[-1].kind == kind:
-            before = self.pieces.pop()
-            told = [_Held(token, at in before.inner) for at, token in enumerate(before.tokens)] + told
-        inner = frozenset(at for at, held in enumerate(told) if held.inner)
-        self.pieces.append(Piece(kind, tuple(held.token for held in told), inner))
+        if not self._told or self._told[-1][0] != kind:
+            self._told.append((kind, []))
+        self._told[-1][1].extend(self.held[:count])
+        del self.held[:count]
 
-    def _cut(self, index: int, symbols: Sequence[int], size: int) -> None:
-        """Replace a token by those that spell its first ``size`` symbols, and those that spell the others."""
-        parts = self._phases.spell(symbols[:size]) + self._phases.spell(symbols[size:])
-        inner = self.held[index].inner
+    def _cut(self, index: int, size: int) -> int:
+        """Replace a token by those that spell its first ``size`` symbols, as many as are returned, and the others."""
+        symbols, inner = self._phases.symbols(self.held[index].token), self.held[index].inner
+        first = self._phases.spell(symbols[:size])
+        parts = first + self._phases.spell(symbols[size:])
         self.held[index : index + 1] = [_Held(part, inner or at > 0) for at, part in enumerate(parts)]
+        return len(first)
 
 
 def _single(row: np.ndarray) -> list[int]:

@@ -281,7 +281,7 @@ class Phases:
                     return self._opened(state, symbols, end)
         if thinking:
             undecided = nodes[node].close_prefix
-            tail = reaching((*state.tail, len(symbols)), undecided)
+            tail = reaching((*state.tail, len(symbols)), undecided) if undecided else ()
             after = self._within_budget(state._replace(node=node, spent=state.spent + 1, tail=tail))
             return after, (Told("reasoning", 0 if after.phase is Phase.FORCING else undecided, False),)
         after = state if node == state.node else state._replace(node=node)
