@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from tandemrt.engines.template_meter import MeteredTemplate
 
+LONGEST_QUICK = 1 << 17  # characters of a template that is compiled where it is asked for
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # what its name may be, the usual one first
 
 
@@ -70,6 +71,8 @@ class ChatTemplate:
         from tandemrt.engines.template_meter import MeteredTemplate
         from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
 
+        if len(self.source) > LONGEST_QUICK:
+            return None
         try:
             return MeteredTemplate(self.source, environment())
         except NotQuick:

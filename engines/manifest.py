@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from tandemrt.engines.calls import capacity, longest_chunk
+from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.decoder import Decoder
 from tandemrt.engines.digest import holds_weights
@@ -235,6 +235,10 @@ class Manifest(Record):
             raise refuse(f"kernels must be among files; got {quoted(strangers[0])}")
         if self.valid_tokens > self.vocab:
             raise refuse(f"valid_tokens must not exceed vocab {quoted(self.vocab)}; got {quoted(self.valid_tokens)}")
+        room = capacity(self.limits.length, slack(self.draft.kind, self.limits.window))
+        if self.limits.capacity < room:
+            rule = f"limits.capacity must be at least {quoted(room)} for draft.kind {self.draft.kind!r}"
+            raise refuse(f"{rule}; got {quoted(self.limits.capacity)}")
         if self.draft.mask_token is not None and self.draft.mask_token >= self.vocab:
             rule = f"draft.mask_token must be below vocab {quoted(self.vocab)}"
             raise refuse(f"{rule}; got {quoted(self.draft.mask_token)}")

@@ -223,7 +223,7 @@ class Recipe(Section):
         None when neither drafts.
         """
         if isinstance(self.draft, Eagle3Draft):
-            return "float32" if self.target.dtype == "int8" else self.target.dtype
+            return "float32" if self.target.dtype in QUANTIZED else self.target.dtype
         return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft | PardDraft) else None
 
     @property

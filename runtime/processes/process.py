@@ -19,6 +19,9 @@ _PROGRAM = (
     "from tandemrt.runtime.processes.child import serve; serve(int(memory))"
 )
 
+# Libraries would start as many threads as there are cores, and each takes address space.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+
 _alive: "WeakSet[Process]" = WeakSet()
 
 
@@ -34,7 +37,9 @@ class Process:
         with theirs:
             try:
                 # In a session of its own: who interrupts a program at its terminal does not mean its processes.
-                self._popen = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
+                self._popen = subprocess.Popen(
+                    command, stdin=theirs.fileno(), start_new_session=True, env=os.environ | _ONE_THREAD
+                )
             except OSError as error:
                 self._pipe.close()
                 raise BackendUnavailable(f"{command[0]}: a process could not be started: {error}") from error

@@ -98,3 +98,7 @@ def test_what_goes_on_or_grows_is_given_up_soon(source: str) -> None:
 def test_a_long_chat_is_quick_as_well() -> None:
     source = "{% for m in messages %}{{ m.role + ': ' + m.content | trim }}\n{% endfor %}"
     assert quickly(source, [{"role": "user", "content": "word " * 200}] * 300) is not None
+
+
+def test_a_template_that_takes_long_to_compile_is_left_to_a_process() -> None:
+    assert ChatTemplate("{{ 1 }}" * 20_000, {}).render_quickly({}) is None
