@@ -17,7 +17,7 @@ from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.recipe import ModelDraft, Recipe, Target
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
-from tandemrt.export.model.lowerings import Lowering, fitting
+from tandemrt.export.model.lowerings import Lowering, attention_of, fitting
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
@@ -87,13 +87,13 @@ def open_models(recipe: Recipe) -> tuple[Model, ...]:
     """Open the target and, if a model drafts, the draft; check that they fit each other. Raises BadRecipe."""
     target = Model.open("target", recipe.target, recipe.target.dtype, length=recipe.limits.length)
     _require_products(target, recipe)
-    _require_kernel(target, recipe)
+    _require_support(target, recipe)
     if recipe.draft.kind != "model":
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
     draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
     _require_products(draft, recipe)
-    _require_kernel(draft, recipe)
+    _require_support(draft, recipe)
     if draft.spec.vocab != target.spec.vocab:
         rule = f"its logits must be as wide as the target's, {target.spec.vocab}"
         raise BadRecipe(f"draft.checkpoint: {rule}; got {draft.spec.vocab}; choose a draft of the target's family")
@@ -101,14 +101,14 @@ def open_models(recipe: Recipe) -> tuple[Model, ...]:
     return target, draft
 
 
-def _require_kernel(model: Model, recipe: Recipe) -> None:
+def _require_support(model: Model, recipe: Recipe) -> None:
     if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
         rule = (
             f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
         )
         found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
         raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
-    if recipe.cache == "paged" and (why := unsupported(model.spec, "paged", recipe.capacity)):
+    if why := unsupported(model.spec, fitting(attention_of(recipe), model.spec), recipe.capacity):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
 
 
