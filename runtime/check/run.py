@@ -9,10 +9,10 @@ from tandemrt.engines.errors import TandemError
 from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.check.baseline import open_baseline
+from tandemrt.runtime.check.baseline import open_baseline, rounds_inputs
 from tandemrt.runtime.check.beside import check_beside
 from tandemrt.runtime.check.finding import Finding, judged
-from tandemrt.runtime.check.logits import check_logits, check_poison
+from tandemrt.runtime.check.logits import ROUNDED, TOLERANCES, check_logits, check_poison
 from tandemrt.runtime.check.memory import measure_memory, used
 from tandemrt.runtime.check.operators import check_operators
 from tandemrt.runtime.check.replay import check_replay
@@ -60,7 +60,8 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
         rows, length = len(plan.tokens), len(plan.tokens[0])
         largest = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
         baseline = open_baseline(bundle, name, threads, largest)
-        yield check_logits(name, engine, expected(baseline, plan), plan)
+        tolerance = ROUNDED if rounds_inputs(bundle, name) else TOLERANCES[engine.contract["logits"].dtype]
+        yield check_logits(name, engine, expected(baseline, plan), plan, tolerance)
 
     for name in bundle.manifest.engines:
         engine = engines[name]

@@ -20,6 +20,7 @@ from tandemrt.export.quantize.blocks import BLOCK, Form, nibbles, quantize
 from tandemrt.export.quantize.checkpoint import Quantized, write_quantized
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.runtime.check.run import check_engines
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -146,4 +147,7 @@ def test_a_bundle_is_built_from_an_ordinary_checkpoint_and_speculates_invisibly(
             prompts = ["hello the world", "json", "a long prompt " * 4]
             outputs = llm.generate(prompts, SamplingParams(temperature=0.8, seed=3, max_tokens=24))
             texts.append([output.token_ids for output in outputs])
+            with llm.loop.clock.active():
+                found = {each.check: each for each in check_engines(llm.bundle, llm.loop.tandem.engines, 1)}
     assert texts[0] == texts[1]
+    assert found["logits of target"].verdict == "pass", found["logits of target"].result
