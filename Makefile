@@ -17,9 +17,13 @@ GPU_TORCH ?= torch
 GPU = $(GPU_VENV)/bin
 GPU_PIP = $(GPU)/python -m pip --disable-pip-version-check --quiet install
 
+# The documentation site needs nothing of the project but its source.
+DOCS_VENV ?= .venv-docs
+DOCS = $(DOCS_VENV)/bin
+
 MODELS = engines/built/models
 
-.PHONY: help demo real serve test test-real test-tensorrt test-serve test-gpu gpu test-fast check format bench clean
+.PHONY: help demo real serve test test-real test-tensorrt test-serve test-gpu gpu test-fast check format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -40,9 +44,7 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 
 test: check ## everything CI runs: lint, types, all tests
 	$(BIN)/python -m pytest -n 2
-	@$(MAKE) --no-print-directory test-real
-	@$(MAKE) --no-print-directory test-tensorrt
-	@$(MAKE) --no-print-directory test-serve
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-real test-tensorrt test-serve
 
 test-real: $(VENV)/.dev $(VENV)/.real ## a real model against transformers
 	$(BIN)/python -m pytest tests/real
@@ -77,6 +79,10 @@ bench: $(VENV)/.demo ## measure the demo bundle: tokens/s with and without specu
 	@test -f engines/built/demo/bundle.json || $(BIN)/tandemrt export build demo --out engines/built/demo
 	@$(BIN)/python -m tools.demo.prompts > engines/built/demo-prompts.jsonl
 	@$(BIN)/tandemrt bench engines/built/demo --prompts engines/built/demo-prompts.jsonl
+
+docs: $(DOCS_VENV)/.ready ## the documentation site, strict, in build/site
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/mkdocs build --quiet
+	@echo built build/site/index.html
 
 clean: ## remove what was built, keep the environment
 	rm -rf engines/built build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -114,6 +120,12 @@ $(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml
 	@$(SERVE_PYTHON) -m venv $(SERVE_VENV)
 	@$(SERVE_PIP) "$$(grep '^torch==' constraints-serve.txt)"
 	@$(SERVE_PIP) --editable '.[cpu,triton,triton-test]'
+	@touch $@
+
+$(DOCS_VENV)/.ready: constraints-docs.txt pyproject.toml
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS)/python -m pip --disable-pip-version-check --quiet install --constraint constraints-docs.txt \
+		$$($(DOCS)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
 
 # Packages that follow from the CUDA of this machine, not from what was tested together.

@@ -1,42 +1,94 @@
 """Chat templates: Jinja in a sandbox, with the names and filters that templates of the hub are written for."""
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from tandemrt.engines.errors import NotQuick
+
 if TYPE_CHECKING:
     import jinja2
+
+    from tandemrt.engines.template_meter import MeteredTemplate
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # what its name may be, the usual one first
 
 
 class ChatTemplate:
-    """One template, compiled when it is first rendered. ``variables`` are the special tokens that it may name."""
+    """One template, compiled when it is first rendered. ``names`` are the special tokens that it may name.
 
-    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        self._source = source
-        self._variables = dict(variables)
-        self._compiled: jinja2.Template | None = None
+    A rendering may run for ever: ``render_quickly`` gives up where it is not sure to be quick, and ``render`` does not.
+    """
 
-    def render(
+    def __init__(self, source: str, names: Mapping[str, str]) -> None:
+        self.source = source
+        self._names = dict(names)
+
+    def values(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
-    ) -> str:
-        """The prompt of ``messages``, with ``tools`` to call. Raises what the template raises."""
-        if self._compiled is None:
-            from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
+        variables: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """What the template sees of ``messages``, with ``tools`` to call and other ``variables``: plain values."""
+        return {
+            "documents": None,
+            **self._names,
+            **{name: _plain(value) for name, value in (variables or {}).items()},
+            "messages": [_message(each) for each in messages],
+            "tools": [_plain(each) for each in tools] or None,
+            "add_generation_prompt": add_generation_prompt,
+        }
 
-            self._compiled = environment().from_string(self._source)
-        return self._compiled.render(
-            messages=[_message(each) for each in messages],
-            tools=[_plain(each) for each in tools] or None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self._variables,
-        )
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The prompt. Raises what the template raises."""
+        return rendered(self.source, values)
+
+    def render_quickly(self, values: Mapping[str, Any]) -> str | None:
+        """The prompt; None where making it may take long. Raises what the template raises."""
+        if self._metered is None:
+            return None
+        try:
+            return self._metered.render(_with_arguments(values))
+        except NotQuick:
+            return None
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads and does not set itself."""
+        from jinja2 import meta
+
+        environment = _compiled(self.source).environment
+        return frozenset(meta.find_undeclared_variables(environment.parse(self.source))) - set(environment.globals)
+
+    @cached_property
+    def _metered(self) -> "MeteredTemplate | None":
+        from tandemrt.engines.template_meter import MeteredTemplate
+        from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
+
+        try:
+            return MeteredTemplate(self.source, environment())
+        except NotQuick:
+            return None
+
+
+def rendered(source: str, values: Mapping[str, Any]) -> str:
+    """Render a template, however long it takes. Raises what it raises.
+
+    The arguments of a call may be an object or the JSON text of one; a template may use either as both.
+    """
+    return _compiled(source).render(_with_arguments(values))
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> "jinja2.Template":
+    from tandemrt.engines.template_sandbox import environment  # imports jinja2, which only chats need
+
+    return environment().from_string(source)
 
 
 def chance_in_template(template: str) -> str | None:
@@ -79,3 +131,49 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return f"<{type(value).__name__}>"
+
+
+def _with_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {**values, "messages": [_with_calls(message) for message in values["messages"]]}
+
+
+def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_call(call) for call in calls]}
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _call(call["function"])}
+    return {**call, "arguments": _arguments(call["arguments"])} if "arguments" in call else call
+
+
+class _Arguments(dict[Any, Any]):
+    """The arguments of a call: some templates walk through an object, others want to join it to a text."""
+
+    def __init__(self, value: Mapping[Any, Any], text: str) -> None:
+        super().__init__(value)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def _arguments(given: Any) -> Any:
+    if isinstance(given, dict):
+        return _Arguments(given, json.dumps(given, ensure_ascii=False))
+    try:
+        value = json.loads(given)
+    except (TypeError, ValueError, RecursionError):  # a model may have written no JSON: it stays what it wrote
+        return given
+    return _Arguments(value, given) if isinstance(value, dict) else given

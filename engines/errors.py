@@ -54,6 +54,10 @@ class Closed(TandemError):
     """A runtime was used after it was closed; open the bundle again."""
 
 
+class NotQuick(Exception):
+    """What is asked for is not known to be quick, and belongs into a process (runtime/processes). Reaches no caller."""
+
+
 def quoted(value: Any) -> str:
     """Spell a value that was received for a message, as Python would, in at most ``QUOTED`` characters."""
     try:

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from tandemrt.engines.calls import capacity, longest_chunk
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.decoder import Decoder
+from tandemrt.engines.digest import holds_weights
 from tandemrt.engines.errors import BadBundle, clipped, quoted
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.engines.validation import Record, RelativePath, explain, refuse
@@ -195,6 +196,16 @@ class Manifest(Record):
     def digest(self) -> str:
         """SHA-256 of all that the manifest says: bundles with different digests may hold different weights."""
         return _digest(self.model_dump(mode="json"))
+
+    @property
+    def marker_texts(self) -> tuple[str, ...]:
+        """Every marker of reasoning as text."""
+        return tuple(marker.text for marker in _all(self.markers))
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all files that hold weights."""
+        return sum(file.size for name, file in self.files.items() if holds_weights(name))
 
     @model_validator(mode="after")
     def _agree(self) -> "Manifest":

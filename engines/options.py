@@ -20,6 +20,7 @@ from tandemrt.engines.validation import Section, explain, refuse
 
 Window = int | Mapping[int, int]
 MOST_THREADS = 1024
+BYTES_PER_TOKEN = 16  # of a text: English has four or five, pretty-printed JSON some ten
 
 
 def window_problem(window: object, limit: int | None = None) -> str:
@@ -94,13 +95,19 @@ def _queue_limit(value: int) -> int:
 
 def _whole(value: Any) -> Any:
     if isinstance(value, float | bool):
-        raise refuse(f"must be an integer, received {quoted(value)}; give a number of tokens, or None")
+        raise refuse(f"must be an integer, received {quoted(value)}; give a number, or None")
     return value
 
 
 def _prefill_chunk(value: int) -> int:
     if value < 1:
         raise refuse(f"at least one prompt token must go in per round, received {quoted(value)}")
+    return value
+
+
+def _bytes(value: int) -> int:
+    if value < 1:
+        raise refuse(f"at least one byte must be allowed, received {quoted(value)}")
     return value
 
 
@@ -139,6 +146,35 @@ class RuntimeOptions(Section):
         default=10.0,
         gt=0.0,
         description="the longest a grammar may take to compile, or a finished text to be checked, in seconds",
+    )
+    fill_timeout_s: float = Field(
+        default=0.1,
+        gt=0.0,
+        description="how far a request's grammar may be beyond its share of the loop, 10 ms of the processor a round, "
+        "in seconds; then the request ends with an error",
+    )
+    max_grammar_bytes: Annotated[int, BeforeValidator(_whole), AfterValidator(_bytes)] = Field(
+        default=1 << 18,
+        description="the largest schema, grammar or list of choices that a request may ask for, in bytes",
+    )
+    max_prompt_bytes: Annotated[int, BeforeValidator(_whole), AfterValidator(_bytes)] | None = Field(
+        default=None,
+        description="the largest text that may become a prompt's tokens, in bytes; messages may hold four times as "
+        "much; default: 16 for each token of the bundle's length",
+    )
+    prompt_timeout_s: float = Field(
+        default=10.0,
+        gt=0.0,
+        description="the longest a chat template may take for a chat, and a long text to become tokens, in seconds",
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="a file with a chat template in place of the checkpoint's; default: the bundle's own",
+    )
+    generation_config: bool = Field(
+        default=True,
+        description="sampling parameters that a request does not give are those of the checkpoint's "
+        "generation_config.json (temperature, top_p and so on)",
     )
     cache_tokens: Annotated[int, BeforeValidator(_whole), AfterValidator(_cache_tokens)] | None = Field(
         default=None,
@@ -197,6 +233,10 @@ class RuntimeOptions(Section):
                 f"{blocks_of(needed) * BLOCK_SIZE}, or build the bundle with a smaller limits.length"
             )
 
+    def prompt_bytes(self, limits: Limits) -> int:
+        """The largest text that may become tokens, in bytes."""
+        return BYTES_PER_TOKEN * limits.length if self.max_prompt_bytes is None else self.max_prompt_bytes
+
     @property
     def largest_window(self) -> int | None:
         """The most drafted tokens of a round; None: the bundle's."""
@@ -225,6 +265,12 @@ class ServedOptions(TypedDict, total=False):
     threads: int | None
     queue_limit: int
     grammar_timeout_s: float
+    fill_timeout_s: float
+    max_grammar_bytes: int
+    max_prompt_bytes: int | None
+    prompt_timeout_s: float
+    chat_template: str | None
+    generation_config: bool
     cache_tokens: int | None
     prefix_caching: bool
     prefill_chunk: int | None

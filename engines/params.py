@@ -25,6 +25,7 @@ Text = Annotated[str, Field(strict=True, min_length=1)]  # bytes are no text
 MOST_BIASES = 1024  # tokens that one request may bias
 MOST_STOPS = 256  # stop strings of one request
 MOST_STOP_CHARACTERS = 8192  # of all of them together
+MOST_TOKEN_IDS = 1 << 18  # in one list: no vocabulary has more
 
 
 def _by_token(value: Any) -> Any:
@@ -38,6 +39,15 @@ def _by_token(value: Any) -> Any:
     if twice:
         raise refuse(f"a token must have one bias; got several for {twice[0]}")
     return dict(pairs)
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) > MOST_TOKEN_IDS:
+        raise refuse(f"at most {MOST_TOKEN_IDS} token ids may be listed; got {len(value)}")
+    return value
+
+
+TokenIds = Annotated[tuple[Token, ...], BeforeValidator(_few)]
 
 
 def _listed(value: Any) -> Any:
@@ -57,6 +67,8 @@ def _validated_anew(value: Any) -> Any:
 
 class SamplingParams(Section):
     """How one request is sampled and constrained. Unknown names and values out of range raise BadRequest.
+
+    What is not given is what the checkpoint recommends (LLM, ``generation_config``), else the default named here.
 
     The law of each token is the target's, after ``logit_bias``, ``repetition_penalty`` (of what is in prompt or
     output), ``frequency_penalty`` and ``presence_penalty`` (of what is in the output), after what constraints forbid,
@@ -82,10 +94,10 @@ class SamplingParams(Section):
     min_tokens: Count = 0
     stop: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
     include_stop_str_in_output: StrictBool = False
-    stop_token_ids: tuple[Token, ...] = ()
+    stop_token_ids: TokenIds = ()
     ignore_eos: StrictBool = False
-    allowed_token_ids: tuple[Token, ...] | None = None
-    banned_token_ids: tuple[Token, ...] = ()
+    allowed_token_ids: TokenIds | None = None
+    banned_token_ids: TokenIds = ()
 
     thinking_token_budget: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None  # -1 and None: no budget
     structured_outputs: Annotated["StructuredOutputs | None", BeforeValidator(_validated_anew)] = None
@@ -110,6 +122,16 @@ class SamplingParams(Section):
         """Return these parameters validated anew, whatever was done to the object. Raises BadRequest."""
         return self.model_copy()
 
+    def over(self, defaults: Mapping[str, Any]) -> "SamplingParams":
+        """Return these parameters validated anew, with ``defaults`` for those that were not given. Raises BadRequest.
+
+        A default length gives way to a ``min_tokens`` that was given.
+        """
+        values = {**defaults, **_given(self, False)}
+        if "max_tokens" not in self.model_fields_set and self.min_tokens > values.get("max_tokens", self.min_tokens):
+            values["max_tokens"] = self.min_tokens
+        return SamplingParams(**values)
+
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingParams":
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -121,9 +143,11 @@ class SamplingParams(Section):
 
 
 def _given(record: Record, deep: bool) -> dict[str, Any]:
-    """The values of a record, under the names that its constructor takes."""
-    fields = type(record).model_fields
-    given = {fields[name].alias or name: value for name, value in record}
+    """The values of a record that were given, under the names that its constructor takes."""
+    fields, named = type(record).model_fields, record.model_fields_set
+    given = {
+        fields[name].alias or name: value for name, value in record if name in named or value != fields[name].default
+    }
     return deepcopy(given) if deep else given
 
 

@@ -1,16 +1,19 @@
 """The server's side of the contract: every tensor a request may carry into Triton and every one that comes back.
 
-Sampling inputs are derived from ``SamplingParams``: a parameter added there becomes an input of the same name here, in
-``config.pbtxt`` and in what the server's model reads, with no second list. What is written down here is only what a
-sampling parameter is not: prompts, flags, and the names that other servers' clients use for the same thing.
+Sampling inputs are derived from ``SamplingParams``, what may be said of messages from ``ChatOptions``: a field added
+there becomes an input of the same name here, in ``config.pbtxt`` and in what the server's model reads, with no second
+list. What is written down here is only what neither is: prompts, flags, and the names that other servers' clients use
+for the same thing.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tandemrt.engines.chat import ChatOptions
 from tandemrt.engines.errors import InternalError
 from tandemrt.engines.params import SamplingParams
+from tandemrt.engines.validation import Section
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,12 @@ def config_type(tensor: TensorSpec) -> str:
 
 def sampling_inputs() -> tuple[TensorSpec, ...]:
     """Return one input for every field of ``SamplingParams``. Raises InternalError for a field that fits no tensor."""
-    schema = SamplingParams.model_json_schema()
-    return tuple(_derive(name, rule, schema.get("$defs", {})) for name, rule in schema["properties"].items())
+    return _inputs_of("SamplingParams", SamplingParams)
+
+
+def chat_inputs() -> tuple[TensorSpec, ...]:
+    """Return one input for every field of ``ChatOptions``, which come with messages."""
+    return _inputs_of("Chat", ChatOptions)
 
 
 def inputs() -> tuple[TensorSpec, ...]:
@@ -128,26 +135,34 @@ def inputs() -> tuple[TensorSpec, ...]:
         TensorSpec(alias, known[name].datatype, known[name].dims, f"another name of {name}")
         for alias, name in ALIASES.items()
     )
-    return (*PROMPTS, *sampling, *aliases, *GUIDED, BUNDLED, *FLAGS)
+    return (*PROMPTS, *chat_inputs(), *sampling, *aliases, *GUIDED, BUNDLED, *FLAGS)
 
 
-def _derive(name: str, rule: Mapping[str, Any], definitions: Mapping[str, Any]) -> TensorSpec:
+def _inputs_of(place: str, section: type[Section]) -> tuple[TensorSpec, ...]:
+    schema = section.model_json_schema()
+    return tuple(_derive(place, name, rule, schema.get("$defs", {})) for name, rule in schema["properties"].items())
+
+
+def _derive(place: str, name: str, rule: Mapping[str, Any], definitions: Mapping[str, Any]) -> TensorSpec:
     kinds = [kind for kind in rule.get("anyOf", [rule]) if kind.get("type") != "null"]
     kind = kinds[0] if len(kinds) == 1 else {}
-    description = f"SamplingParams.{name}; default {_spell(rule.get('default'))}"
+    place = f"{place}.{name}"
+    description = f"{place}; default {_spell(rule.get('default'))}"
+    if kind.get("type") == "array" and kind["items"].get("type") == "object":
+        return TensorSpec(name, "BYTES", (-1,), f"{description}; a list of objects, or each", is_json=True)
     if kind.get("type") == "array":
-        return TensorSpec(name, _datatype(name, kind["items"]), (-1,), description)
+        return TensorSpec(name, _datatype(place, kind["items"]), (-1,), description)
     if kind.get("type") == "object" or ("$ref" in kind and kind["$ref"].rsplit("/", 1)[-1] in definitions):
         return TensorSpec(name, "BYTES", (1,), f"{description}; an object", is_json=True)
-    return TensorSpec(name, _datatype(name, kind), (1,), description)
+    return TensorSpec(name, _datatype(place, kind), (1,), description)
 
 
-def _datatype(name: str, kind: Mapping[str, Any]) -> str:
+def _datatype(place: str, kind: Mapping[str, Any]) -> str:
     datatype = {"number": "FP32", "boolean": "BOOL", "string": "BYTES"}.get(kind.get("type", ""))
     if kind.get("type") == "integer":  # wide: of a number that does not fit, the server would keep the low bits
         datatype = "UINT64" if kind.get("exclusiveMaximum") == 2**64 else "INT64"
     if datatype is None:
-        raise InternalError(f"SamplingParams.{name}: fits no tensor of a server; engines/serving.py must learn {kind}")
+        raise InternalError(f"{place}: fits no tensor of a server; engines/serving.py must learn {kind}")
     return datatype
 
 

@@ -5,14 +5,18 @@ The same prompt must always be the same tokens, so what draws lots in a tokenize
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from tandemrt.engines.chat import OWN
 from tandemrt.engines.chat_template import ChatTemplate, chance_in_template
+from tandemrt.engines.control_tokens import ControlText, control_tokens
 from tandemrt.engines.errors import BadBundle, BadRequest, TandemError, clipped, quoted
+from tandemrt.engines.validation import nearest
 from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -23,6 +27,7 @@ class Tokenizer:
 
     ``backend`` is the tokenizer of the library ``tokenizers``; ``special_tokens`` are those with a name of their own
     (``eos_token`` ...); ``chat_templates`` are the sources of the chat templates by name, ``default`` is the one used.
+    ``folder`` is where it was read from, None if it was not.
     """
 
     def __init__(
@@ -30,10 +35,14 @@ class Tokenizer:
         backend: Backend,
         special_tokens: Mapping[str, str] | None = None,
         templates: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        markers: Sequence[str] = (),
     ) -> None:
         self.backend = backend
+        self.folder = folder
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(templates or {})
+        self.writers = (*self.chat_templates.values(), *markers)  # whose tags are control tokens
         self._chat = {name: ChatTemplate(source, self.special_tokens) for name, source in self.chat_templates.items()}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -56,24 +65,50 @@ class Tokenizer:
 
         ``tools`` describe functions to call; a template named tool_use comes first then.
         """
+        template = self.chat_template(messages, tools)
+        return template.render(template.values(messages, tools=tools))
+
+    def chat_template(
+        self, messages: Sequence[Any], tools: Sequence[Any], variables: Mapping[str, Any] | None = None
+    ) -> ChatTemplate:
+        """The template for ``messages`` and ``tools``. Raises BadRequest, also for variables that it does not read."""
         if not messages:
             raise BadRequest("prompt: must hold at least one message, received []")
         if "default" not in self._chat:
             raise BadRequest(f"prompt: needs a chat template named default, there are {quoted(sorted(self._chat))}")
-        name = "tool_use" if tools and "tool_use" in self._chat else "default"
-        return self._chat[name].render(messages, tools=tools)
+        template = self._chat["tool_use" if tools and "tool_use" in self._chat else "default"]
+        for name in variables or ():
+            if name not in template.variables:
+                known = sorted(template.variables - {*OWN, *self.special_tokens})
+                raise BadRequest(
+                    f"chat_template_kwargs: the chat template reads {', '.join(known) or 'no variables'}, received "
+                    f"{quoted(name)}{nearest(name, known)}; leave it out"
+                )
+        return template
+
+    @cached_property
+    def control_text(self) -> ControlText:
+        """What keeps the texts of users apart from control tokens."""
+        return ControlText(self.backend, control_tokens(self.backend, self.writers))
 
 
-def open_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, Vocabulary]:
+def open_tokenizer(
+    folder: Path, vocab_size: int, *, chat_template: str | None = None, markers: Sequence[str] = ()
+) -> tuple[Tokenizer, Vocabulary]:
     """Return the tokenizer in ``folder`` and its vocabulary, for logits of width ``vocab_size``.
 
-    Raises BadBundle for a tokenizer that cannot be opened, does not work or does not fit.
+    ``markers`` are texts of which a token is a control token, whether it is called special or not. ``chat_template`` is
+    a file with a template in place of all of the tokenizer's own. Raises BadBundle for a tokenizer that cannot be
+    opened, does not work or does not fit, BadRequest for a file that cannot be read.
     """
+    given = None if chat_template is None else _template_file(chat_template)
     try:
-        tokenizer = _read(folder)
+        found = read_tokenizer(folder)
+        templates = found.chat_templates if given is None else {"default": given}
+        tokenizer = Tokenizer(found.backend, found.special_tokens, templates, folder, markers)
         require_function(tokenizer)
         tokenizer.decode(tokenizer.encode("a b"), skip_special_tokens=True)
-        return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size)
+        return tokenizer, vocabulary_from_tokenizer(tokenizer.backend, vocab_size, tokenizer.writers)
     except (TandemError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # whatever a strange value leads to; a panic of tokenizers is no Exception
@@ -81,6 +116,12 @@ def open_tokenizer(folder: Path, vocab_size: int) -> tuple[Tokenizer, Vocabulary
             f"{folder}: this tokenizer cannot be used: {type(error).__name__}: {clipped(error)}; "
             "save it again with save_pretrained of transformers"
         ) from error
+
+
+@lru_cache(maxsize=2)
+def reopened(folder: Path, writers: tuple[str, ...]) -> Tokenizer:
+    """The tokenizer in ``folder``, which has been opened before: in another process, where it is kept."""
+    return Tokenizer(read_tokenizer(folder).backend, markers=writers)
 
 
 def require_function(tokenizer: Tokenizer) -> None:
@@ -101,7 +142,8 @@ def require_function(tokenizer: Tokenizer) -> None:
             )
 
 
-def _read(folder: Path) -> Tokenizer:
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Read the files in ``folder``. Raises BadBundle, or whatever a strange value leads to."""
     backend = Backend.from_file(str(folder / "tokenizer.json"))
     config = _object(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:  # as older versions of transformers wrote it
@@ -113,7 +155,7 @@ def _read(folder: Path) -> Tokenizer:
     named = {name: _added(name, config[name]) for name in _NAMED if config.get(name) is not None}
     _add_missing(backend, config, list(named.values()))
     special_tokens = {name: token.content for name, token in named.items()}
-    return Tokenizer(backend, special_tokens, _templates(folder, config))
+    return Tokenizer(backend, special_tokens, _templates(folder, config), folder)
 
 
 def _add_missing(backend: Backend, config: Mapping[str, Any], named: list[AddedToken]) -> None:
@@ -163,6 +205,16 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(given, dict) or not all(isinstance(text, str) for pair in given.items() for text in pair):
         raise BadBundle(f"tokenizer_config.json: chat_template must be a template, got {quoted(given)}; write it again")
     return given
+
+
+def _template_file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BadRequest(
+            f"chat_template: must be a file with a template, in UTF-8, received {quoted(path)}: {clipped(error)}; "
+            "name another"
+        ) from error
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -3,23 +3,29 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby, takewhile
 from typing import Any
 
+from tandemrt.engines.control_tokens import control_tokens
 from tandemrt.engines.errors import BadBundle, quoted
 
+CONTROL = 256  # among symbols, the first that is no byte
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """The bytes of every id of the logits; control tokens and padding spell nothing.
 
-    A token that spells nothing is unknown to every grammar, so it cannot appear inside a JSON string.
+    A token that spells nothing is unknown to every grammar, so it cannot appear inside a JSON string. A text with
+    control tokens in it is a sequence of *symbols*: bytes, and ``CONTROL + id`` for a token that spells nothing.
     """
 
-    tokens: tuple[bytes, ...]
-    special: frozenset[int]  # control tokens: in the tokenizer, but not text
+    tokens: tuple[bytes, ...] = field(repr=False)
+    special: frozenset[int] = field(repr=False)  # control tokens: in the tokenizer, but not text
     valid_tokens: int  # ids from here on are padding of the logits
 
     @cached_property
@@ -31,6 +37,68 @@ class Vocabulary:
         return digest.hexdigest()
 
     @cached_property
+    def derived(self) -> dict[Any, Any]:
+        """What others made of this vocabulary, for as long as it is there."""
+        return {}
+
+    def symbols(self, token: int) -> Sequence[int]:
+        """What one token spells, at least one symbol."""
+        return self.tokens[token] or (CONTROL + token,)
+
+    def spelled(self, tokens: Iterable[int]) -> tuple[int, ...]:
+        """What several tokens spell, in symbols."""
+        return tuple(symbol for token in tokens for symbol in self.symbols(token))
+
+    def spell(self, symbols: Sequence[int], avoid: Collection[int] = ()) -> list[int] | None:
+        """Tokens that spell ``symbols``, none of those to ``avoid`` among them; None if there are none.
+
+        Each is the longest there is, so only a vocabulary without a token for every byte may miss a way.
+        """
+        found: list[int] = []
+        for is_text, run in groupby(symbols, key=lambda symbol: symbol < CONTROL):
+            if not is_text:
+                found += [symbol - CONTROL for symbol in run]
+                continue
+            text = bytes(run)
+            tokens = self.longest_first(text, avoid)
+            if sum(len(self.tokens[token]) for token in tokens) < len(text):
+                return None
+            found += tokens
+        return None if any(token in avoid for token in found) else found
+
+    def beginning_with(self, symbols: Sequence[int]) -> list[int]:
+        """The tokens whose symbols begin with these, or are these."""
+        if symbols[0] >= CONTROL:
+            return [symbols[0] - CONTROL] if len(symbols) == 1 else []
+        if max(symbols) >= CONTROL:
+            return []
+        text, (texts, ids) = bytes(symbols), self._sorted
+        first = bisect_left(texts, text)
+        last = bisect_left(texts, True, lo=first, key=lambda each: not each.startswith(text))
+        return ids[first:last]
+
+    def beginnings_of(self, symbols: Sequence[int]) -> list[int]:
+        """The tokens that ``symbols`` begin with."""
+        if symbols[0] >= CONTROL:
+            return [symbols[0] - CONTROL]
+        run = [*takewhile(lambda symbol: symbol < CONTROL, symbols)]
+        text, (texts, ids) = bytes(run), self._sorted
+        places = [range(bisect_left(texts, text[:n]), bisect_right(texts, text[:n])) for n in range(1, len(text) + 1)]
+        return [ids[place] for each in places for place in each]
+
+    def holding(self, symbols: Sequence[int]) -> list[int]:
+        """The tokens that hold ``symbols`` anywhere."""
+        if max(symbols) >= CONTROL:
+            return [symbols[0] - CONTROL] if len(symbols) == 1 else []
+        text = bytes(symbols)
+        return [index for index, token in enumerate(self.tokens) if text in token]
+
+    @cached_property
+    def _sorted(self) -> tuple[list[bytes], list[int]]:
+        ids = sorted((index for index, token in enumerate(self.tokens) if token), key=self.tokens.__getitem__)
+        return [self.tokens[index] for index in ids], ids
+
+    @cached_property
     def _ids(self) -> dict[bytes, int]:
         return {token: index for index, token in reversed(list(enumerate(self.tokens))) if token}
 
@@ -38,31 +106,32 @@ class Vocabulary:
     def _longest(self) -> int:
         return max(map(len, self._ids), default=0)
 
-    def longest_first(self, text: bytes) -> list[int]:
-        """Tokens that spell ``text``, each the longest there is, up to where none goes on."""
+    def longest_first(self, text: bytes, avoid: Collection[int] = ()) -> list[int]:
+        """Tokens that spell ``text``, each the longest there is but those to ``avoid``, up to where none goes on."""
         tokens, at = [], 0
         while at < len(text):
             ends = range(min(at + self._longest, len(text)), at, -1)
-            end = next((end for end in ends if text[at:end] in self._ids), None)
-            if end is None:
+            found = next((t for end in ends if (t := self._ids.get(text[at:end])) is not None and t not in avoid), None)
+            if found is None:
                 break
-            tokens.append(self._ids[text[at:end]])
-            at = end
+            tokens.append(found)
+            at += len(self.tokens[found])
         return tokens
 
 
-def vocabulary_from_tokenizer(backend: Any, vocab_size: int) -> Vocabulary:
+def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[str] = ()) -> Vocabulary:
     """Read the vocabulary of a tokenizer of ``tokenizers``; ``vocab_size`` is the width of the model's logits.
 
-    Every added token counts as a control token, whether the tokenizer calls it special or not: reasoning markers and
-    tool-call openers often are not.
+    ``writers`` are chat templates and markers, which say what is a control token (engines/control_tokens.py). Other
+    added tokens are text.
 
     Raises:
         BadBundle: the tokenizer is wider than the logits, or a token is neither byte-level nor byte-fallback.
     """
     spell = _speller(json.dumps(json.loads(backend.to_str())["decoder"]))
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    special = frozenset(backend.get_added_tokens_decoder())
+    added = backend.get_added_tokens_decoder()
+    special = frozenset(control_tokens(backend, writers))
     valid_tokens = max(vocabulary.values(), default=-1) + 1
     if not 0 < valid_tokens <= vocab_size:
         raise BadBundle(
@@ -71,9 +140,19 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int) -> Vocabulary:
         )
     tokens = [b""] * vocab_size
     for text, index in vocabulary.items():
-        if index not in special:
+        if index in added and index not in special:
+            tokens[index] = _spell_added(spell, text)
+        elif index not in special:
             tokens[index] = spell(text)
     return Vocabulary(tuple(tokens), special, valid_tokens)
+
+
+def _spell_added(spell: Callable[[str], bytes], text: str) -> bytes:
+    # Decoders take a token for text where it is not wholly in their alphabet.
+    try:
+        return spell(text)
+    except BadBundle:
+        return text.encode()
 
 
 def _speller(decoder: str) -> Callable[[str], bytes]:

@@ -11,6 +11,7 @@ from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.dtypes import BITS, QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
+from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
@@ -82,7 +83,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         check_destination(out, recipe.name, force=force)  # another builder may have been here meanwhile
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
-        models, notes = _quantize(models, folder, clock)
+        models, notes = _quantize(models, folder, clock, compiling.progress)
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
         engines = {}
@@ -145,7 +146,9 @@ def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
         shutil.copyfile(file, copy)
 
 
-def _quantize(models: tuple[Model, ...], folder: Path, clock: "_Clock") -> tuple[tuple[Model, ...], tuple[str, ...]]:
+def _quantize(
+    models: tuple[Model, ...], folder: Path, clock: "_Clock", progress: Callable[[str, int, int], None] | None
+) -> tuple[tuple[Model, ...], tuple[str, ...]]:
     """The models with the weights that their dtypes ask for in ``folder``, and what it cost, a line each."""
     found, notes = [], []
     for model in models:
@@ -160,7 +163,7 @@ def _quantize(models: tuple[Model, ...], folder: Path, clock: "_Clock") -> tuple
             f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"
         )
         with clock.step(title):
-            written = write_quantized(model.source, model.spec, folder / model.role, BITS.get(model.dtype))
+            written = write_quantized(model.source, model.spec, folder / model.role, BITS.get(model.dtype), progress)
         found.append(replace(model, checkpoint=written.checkpoint))
         if quantization is not None and written.kept:
             how = f"{written.kept} weights of 4 bits ({quantization.method})"
@@ -171,9 +174,10 @@ def _quantize(models: tuple[Model, ...], folder: Path, clock: "_Clock") -> tuple
 
 
 def _require_tokenizer(folder: Path, target: Model) -> None:
-    """Raise BadCheckpoint unless the tokenizer in ``folder`` is one that the runtime will open."""
+    """Raise BadCheckpoint unless the tokenizer in ``folder`` and its recommendations are what the runtime will open."""
     try:
         open_tokenizer(folder, target.spec.vocab)
+        recommended(folder)
     except BadBundle as error:
         raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error
 

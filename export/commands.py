@@ -75,14 +75,20 @@ def inspect(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The folder of a bundle.")],
     verify: Annotated[bool, typer.Option("--verify", help="Take the digests of the weights too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and the findings as JSON.")] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="Say how much text a GPU of this memory holds, such as 80GB.", metavar="MEMORY")
+    ] = None,
 ) -> None:
     """Print what BUNDLE holds and whether it still holds. Exit code 1 when it does not."""
     from tandemrt.engines.bundle import Bundle
+    from tandemrt.export.capacity import fitting, memory_from_text
     from tandemrt.export.report import findings, print_bundle, print_json
 
+    memory = None if gpu is None else memory_from_text(gpu)
     opened = Bundle.read(bundle)
     problems = findings(opened, verify=verify)
-    (print_json if as_json else print_bundle)(opened, problems, verify=verify)
+    fits = None if memory is None else fitting(opened.manifest, memory)
+    (print_json if as_json else print_bundle)(opened, problems, verify=verify, fits=fits)
     raise typer.Exit(1 if problems else 0)
 
 

@@ -24,8 +24,9 @@ class Progress:
         self._status.update(escape(title))
 
     def detail(self, phase: str, done: int, total: int) -> None:
-        """Show how far a phase of the running step is. The step's own title stays in front."""
-        self._status.update(escape(f"{self._title}: {phase}, {done} of {total}"))
+        """Show how far a phase of the running step is, and how fast. The step's own title stays in front."""
+        pace = done / max(1e-9, time.perf_counter() - self._start)
+        self._status.update(escape(f"{self._title}: {phase}, {done} of {total}, {pace:.3g}/s"))
 
     def __enter__(self) -> "Progress":
         self._status.start()

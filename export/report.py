@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from rich.table import Table
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.decoder import Operator, Piece
+from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import Engine, EngineName, Limits, Manifest, Marker
 from tandemrt.export.build import BuildReport
+from tandemrt.export.capacity import SHARE, Capacity
 from tandemrt.export.compile.onnxruntime import differences
 from tandemrt.export.compile.tensorrt.summary import summaries
 from tandemrt.export.progress import console
@@ -40,8 +44,8 @@ def findings(bundle: Bundle, *, verify: bool) -> list[str]:
     return lines
 
 
-def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
-    """Print everything a manifest says, and whether it holds."""
+def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool, fits: Capacity | None = None) -> None:
+    """Print everything a manifest says, whether it holds, and what of it ``fits`` a GPU."""
     manifest = bundle.manifest
     console.print(f"[bold]{escape(manifest.name)}[/bold]  {escape(str(bundle.folder))}")
     console.print(_engines(manifest))
@@ -53,8 +57,12 @@ def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
         console.print(_pairs(title, rows))
     console.print(_limits(manifest))
     console.print(_vocabulary(manifest))
+    if defaults := _defaults(bundle):
+        console.print(_pairs("Default sampling parameters", {name: str(value) for name, value in defaults.items()}))
     if steps := _steps(manifest):
         console.print(_pairs("Steps and kernels", steps))
+    if fits is not None:
+        console.print(_fitting(manifest, fits))
     console.print(_files(manifest))
     console.print(_provenance(manifest))
     for line in problems:
@@ -72,11 +80,26 @@ def print_repository(model: Path, problems: list[str]) -> None:
     console.print(f"Model [bold]{escape(model.name)}[/bold] in {escape(str(model.parent))}: {verdict}")
 
 
-def print_json(bundle: Bundle, problems: list[str], *, verify: bool) -> None:
+def print_json(bundle: Bundle, problems: list[str], *, verify: bool, fits: Capacity | None = None) -> None:
     """Print the manifest and the findings as one JSON object."""
     manifest = bundle.manifest.model_dump(mode="json")
-    result = {"manifest": manifest, "verified": verify, "holds": not problems, "problems": problems}
+    result: dict[str, Any] = {
+        "manifest": manifest,
+        "default_sampling_params": _defaults(bundle),
+        "verified": verify,
+        "holds": not problems,
+        "problems": problems,
+    }
+    if fits is not None:
+        result["fits"] = asdict(fits)
     console.file.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def _defaults(bundle: Bundle) -> dict[str, Any]:
+    try:
+        return recommended(bundle.tokenizer_dir)
+    except BadBundle:  # the file was changed, which is among the problems
+        return {}
 
 
 def _contracts(engine: Engine) -> dict[str, Contract]:
@@ -131,6 +154,21 @@ def _cache(limits: Limits) -> dict[str, str]:
         return {}
     tokens = limits.cache_blocks * BLOCK_SIZE
     return {"cache_blocks": f"{limits.cache_blocks} of {BLOCK_SIZE} tokens, {tokens} in all, shared by the requests"}
+
+
+def _fitting(manifest: Manifest, fits: Capacity) -> Table:
+    limits = manifest.limits
+    has = f"{limits.batch} slots of {limits.capacity}"
+    if limits.cache_blocks is not None:
+        has = f"{limits.cache_blocks * BLOCK_SIZE}, shared by {limits.batch} slots"
+    values = {
+        "weights": _bytes(fits.weights),
+        "logits and draft probabilities": _bytes(fits.rounds),
+        "keys and values of a token": _bytes(fits.token),
+        "tokens that fit": f"{fits.tokens} (this bundle's caches hold {has})",
+        "requests that fit": f"{fits.requests} of {limits.length} tokens",
+    }
+    return _pairs(f"A GPU of {_bytes(fits.memory)}, {SHARE:.0%} of it", values)
 
 
 def _vocabulary(manifest: Manifest) -> Table:

@@ -16,13 +16,17 @@ from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.runtime.assemble import assemble
 from tandemrt.runtime.metrics import Metrics
+from tandemrt.runtime.progress import working
 from tandemrt.runtime.requests.admission import Admission
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.prompt import Prompt, is_batch
 from tandemrt.runtime.requests.request import Listener, Request
+from tandemrt.runtime.requests.waiting import Waiting
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.loop import Loop
 from tandemrt.runtime.round.worker import Worker
+from tandemrt.runtime.trace.recorder import Recorder
+from tandemrt.runtime.trace.trace import Trace
 
 
 class LLM:
@@ -30,6 +34,8 @@ class LLM:
 
     Args:
         bundle: folder written by ``tandemrt export build``.
+        trace: a file that is written when it closes, with where each token of the newest requests came from: a page
+            (.html) or a Chrome trace (.json).
         options: the fields of RuntimeOptions (engines/options.py), which says what each means.
 
     Raises BadRequest for options that make no sense, alone or for this bundle, and BadBundle or BackendUnavailable if
@@ -39,23 +45,36 @@ class LLM:
     bundle again.
     """
 
-    __signature__ = signature([Parameter("bundle", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Path)])
+    __signature__ = signature(
+        [
+            Parameter("bundle", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Path),
+            Parameter("trace", Parameter.KEYWORD_ONLY, default=None, annotation=str | Path | None),
+        ]
+    )
 
-    def __init__(self, bundle: str | Path, **options: Unpack[OpeningOptions]) -> None:
+    def __init__(
+        self, bundle: str | Path, *, trace: str | Path | None = None, **options: Unpack[OpeningOptions]
+    ) -> None:
         asked = RuntimeOptions(**options)
+        self._trace = _trace_file(trace)
         self.bundle = Bundle.open(bundle)
         asked.require_fit(self.bundle.limits)
-        self.tokenizer, vocabulary = open_tokenizer(self.bundle.tokenizer_dir, self.bundle.vocab)
-        loop = assemble(self.bundle, asked)
+        folder, markers = self.bundle.tokenizer_dir, self.bundle.manifest.marker_texts
+        self.tokenizer, vocabulary = open_tokenizer(
+            folder, self.bundle.vocab, chat_template=asked.chat_template, markers=markers
+        )
+        with working(f"opening {self.bundle.name}", self.bundle.manifest.weights):
+            loop = assemble(self.bundle, asked)
         self._admission = Admission(
             self.bundle,
             self.tokenizer,
             vocabulary,
+            asked,
             window=loop.drafter.window,
-            prefix_caching=asked.prefix_caching,
-            grammar_timeout_s=asked.grammar_timeout_s,
         )
+        self.recorder = None if self._trace is None else Recorder()
         self._metrics = loop.metrics
+        self._metrics.listener = None if self.recorder is None else self.recorder.span
         self._scheduler = loop.scheduler
         self._worker = Worker(loop)
         weakref.finalize(self, _let_go, self._worker, self._admission).atexit = False
@@ -96,8 +115,7 @@ class LLM:
         futures: list[Future[RequestOutput]] = []
         listeners = [_resolver(futures) for _ in prompts]
         queued = [
-            self._admission.admit(prompt, p or SamplingParams(), listener)
-            for prompt, p, listener in zip(prompts, each, listeners, strict=True)
+            self._admit(prompt, p, listener) for prompt, p, listener in zip(prompts, each, listeners, strict=True)
         ]
         try:
             for waiting in queued:
@@ -125,7 +143,8 @@ class LLM:
             except RuntimeError:  # the event loop was closed: nobody listens any longer
                 request.cancel()
 
-        waiting = self._admission.admit(prompt, params or SamplingParams(), listen)
+        # In a thread: a prompt takes time to read, and other streams of this event loop go on meanwhile.
+        waiting = await asyncio.to_thread(self._admit, prompt, params, listen)
         request = waiting.request
         self._worker.submit(waiting, block=False)
         try:
@@ -139,14 +158,25 @@ class LLM:
         finally:
             self.cancel(request)
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None, listener: Listener, *, client: str = "") -> Request:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        listener: Listener,
+        *,
+        client: str = "",
+        traced: bool = False,
+    ) -> Request:
         """Send one request without waiting; ``listener`` is called from the loop's thread with each StreamOutput.
 
-        For servers. Those that name ``client`` share the slots and the queue in equal parts, by client. Raises
-        BadRequest or QueueFull; what fails later is in the last item's ``output.error``.
+        For servers. Those that name ``client`` share the slots and the queue in equal parts, by client. With
+        ``traced``, the request's ``trace`` says where each of its tokens came from. Raises BadRequest or QueueFull;
+        what fails later is in the last item's ``output.error``.
         """
         self._worker.require_here(waits=False)
-        waiting = self._admission.admit(prompt, params or SamplingParams(), listener, client=client)
+        waiting = self._admit(prompt, params, listener, client=client)
+        if traced and waiting.request.trace is None:
+            waiting.request.trace = Trace()
         self._worker.submit(waiting, block=False)
         return waiting.request
 
@@ -183,9 +213,14 @@ class LLM:
         return self._scheduler.running
 
     def close(self) -> None:
-        """Cancel all requests and stop. Safe to call twice."""
+        """Cancel all requests, stop, and write the trace that was asked for. Safe to call twice."""
         self._worker.close()
         self._admission.close()
+        place, self._trace = self._trace, None
+        if place is not None and self.recorder is not None:
+            from tandemrt.runtime.trace.file import write_trace
+
+            write_trace(place, self.recorder, self.tokenizer.backend, self.bundle.name)
 
     def __enter__(self) -> "LLM":
         return self
@@ -207,9 +242,15 @@ class LLM:
             self.close()
             raise
 
+    def _admit(self, prompt: Prompt, params: SamplingParams | None, listener: Listener, *, client: str = "") -> Waiting:
+        waiting = self._admission.admit(prompt, params or SamplingParams(), listener, client=client)
+        if self.recorder is not None:
+            self.recorder.follow(waiting.request)
+        return waiting
+
     def _submit(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Request, "Future[RequestOutput]"]:
         futures: list[Future[RequestOutput]] = []
-        waiting = self._admission.admit(prompt, params or SamplingParams(), _resolver(futures))
+        waiting = self._admit(prompt, params, _resolver(futures))
         self._worker.submit(waiting, block=True)
         return waiting.request, futures[0]
 
@@ -223,6 +264,14 @@ def _resolver(futures: "list[Future[RequestOutput]]") -> Listener:
             future.set_result(item.output)
 
     return listen
+
+
+def _trace_file(path: str | Path | None) -> Path | None:
+    if path is None:
+        return None
+    from tandemrt.runtime.trace.file import trace_file
+
+    return trace_file(path)
 
 
 def _let_go(worker: Worker, admission: Admission) -> None:

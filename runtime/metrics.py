@@ -1,7 +1,7 @@
 """What the runtime counts about itself, in one place."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,6 +11,7 @@ from tandemrt.runtime.histogram import Histogram
 VERBS = ("prefill", "propose", "target", "wait", "commit", "fill", "verify")
 DEVICE = ("prefill", "propose", "target", "verify", "round")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+QUICK = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 COUNTS = tuple(range(17))  # windows go up to 16
 
 
@@ -42,7 +43,12 @@ class Metrics:
     queue_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # from submission to a slot
     time_to_first_token_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # from submission
     inter_token_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))  # one value per token
+    fill_seconds: Histogram = field(default_factory=lambda: Histogram(QUICK))  # of a grammar's masks, per round
     accepted_per_step: Histogram = field(default_factory=lambda: Histogram(COUNTS))
+
+    def __post_init__(self) -> None:
+        self.listener: Callable[[str, float, float], None] | None = None
+        """Hears the verb, the start and the end of all that is ``timed``, in seconds of ``time.perf_counter``."""
 
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
@@ -51,7 +57,10 @@ class Metrics:
         try:
             yield
         finally:
-            self.seconds[verb] += time.perf_counter() - start
+            end = time.perf_counter()
+            self.seconds[verb] += end - start
+            if self.listener is not None:
+                self.listener(verb, start, end)
 
     @property
     def device_ms_per_round(self) -> dict[str, float]:

@@ -5,7 +5,6 @@ python -m tools.bench_export --family qwen3 --capacity 8192
 """
 
 import multiprocessing
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
+from tools.memory import peak_mb
 from tools.random_checkpoint import Family, Size, write_checkpoint
 
 LIMITS = {"seconds": 10.0, "peak_mb": 1000.0, "graph_mb": 2.0}
@@ -43,7 +43,7 @@ def measure(folder: Path, attention: Lowering, capacity: int) -> dict[str, float
         save_model(graph, folder / file)
     return {
         "seconds": time.perf_counter() - begin,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,  # kilobytes on Linux
+        "peak_mb": peak_mb(),
         "graph_mb": max((folder / file).stat().st_size for file in files) / 1e6,
     }
 

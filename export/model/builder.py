@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from tandemrt.engines.binding import Binding
 from tandemrt.engines.dtypes import ONNX
 from tandemrt.engines.errors import InternalError
+from tandemrt.export.model.inference import Inference
 
 OPSET = 24  # the first with Attention over a padded cache and TensorScatter
 IR_VERSION = 11
@@ -44,6 +44,7 @@ class GraphBuilder:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._scope: list[str] = []
         self._counts: dict[str, int] = {}
+        self._inference = Inference(opset)
 
     def op(
         self, op_type: str, *inputs: ir.Value | None, domain: str = "", version: int = 1, **attributes: Attribute
@@ -212,24 +213,16 @@ class GraphBuilder:
         return f"{stem}_{count}" if count else stem
 
     def _infer(self, node: ir.Node) -> None:
-        schema = onnx.defs.get_schema(node.op_type, self.opsets[""], "")
-        given = [value for value in node.inputs if value is not None]
-        types = {str(value.name): _type_proto(value) for value in given}
-        data = {str(v.name): ir.to_proto(v.const_value) for v in given if isinstance(v.const_value, ir.Tensor)}
         try:
-            inferred = onnx.shape_inference.infer_node_outputs(
-                schema, ir.to_proto(node), types, data, opset_imports=[onnx.helper.make_opsetid("", self.opsets[""])]
-            )
+            found = self._inference(node)
         except Exception as error:
-            shown = ", ".join(str(value) for value in given)
+            shown = ", ".join(str(value) for value in node.inputs if value is not None)
             raise InternalError(
                 f"graph {self.name}: node {node.name} does not fit its inputs ({shown}): {error}"
             ) from error
-        for value in node.outputs:
-            found = inferred[str(value.name)].tensor_type
-            value.dtype = ir.DataType(found.elem_type)
-            if found.HasField("shape"):
-                value.shape = ir.Shape([_dim(dim) for dim in found.shape.dim])
+        for value, (dtype, dims) in zip(node.outputs, found, strict=True):
+            value.dtype = dtype
+            value.shape = None if dims is None else ir.Shape(dims)
 
 
 def save_model(model: ir.Model, path: Path) -> None:
@@ -246,13 +239,3 @@ def dims_of(value: ir.Value) -> tuple[int | str, ...]:
 def width_of(value: ir.Value) -> int:
     """The last dimension of ``value``; it must be known."""
     return int(dims_of(value)[-1])
-
-
-def _type_proto(value: ir.Value) -> onnx.TypeProto:
-    assert value.dtype is not None, f"{value.name} has no dtype"
-    shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape.dims]
-    return onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
-
-
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    return int(dim.dim_value) if dim.HasField("dim_value") else str(dim.dim_param) or None

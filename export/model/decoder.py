@@ -8,12 +8,14 @@ import onnx_ir as ir
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.model.builder import GraphBuilder, dims_of
-from tandemrt.export.model.layers import stack
+from tandemrt.export.model.layers import stack, times
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
+from tandemrt.export.model.support import unsupported
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tensors import named
 
 
 def build_decoder(
@@ -35,14 +37,13 @@ def build_decoder(
     relative to the graph file, where the checkpoint's safetensors will lie.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says,
-    and, with *length* and *mask*, for a capacity beyond the model's sliding window; BadRecipe for an unknown dtype or
-    lowering.
+    and for what the lowering does not do (export/model/support.py); BadRecipe for an unknown dtype or lowering.
     """
     _check(spec, dtype, capacity, attention)
     how = STRATEGIES[attention]
     names = spec.contract(capacity=capacity, dtype=dtype, cache="paged" if attention == "paged" else "linear")
     b = GraphBuilder("decoder")
-    w = Weights(checkpoint, b, dtype, weights_dir)
+    w = Weights(named(checkpoint, spec), b, dtype, weights_dir)
     given = {binding.name: b.input(binding) for binding in names.inputs}
 
     if how.prompts_score_nothing:
@@ -51,10 +52,11 @@ def build_decoder(
     with b.scope("embedding"):
         table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         hidden = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
+        hidden = times(b, hidden, spec.scales.embedding, dtype)
     picked, made = stack(b, hidden, w, spec, given, how, capacity=capacity)
     with b.scope("head"):
         head = Linear.stored("model.embed_tokens" if spec.tied else "lm_head", spec.vocab)
-        made["logits"] = head(b, picked, w)
+        made["logits"] = scaled_logits(b, head(b, picked, w), spec, dtype)
     for binding in names.outputs:
         b.output(binding, made[binding.name])
     if spec.tied:
@@ -64,6 +66,16 @@ def build_decoder(
     for change in how.passes:
         change(model)
     return model
+
+
+def scaled_logits(b: GraphBuilder, logits: ir.Value, spec: ModelSpec, dtype: str) -> ir.Value:
+    """The logits divided and bounded, where the model does so."""
+    if spec.scales.logits != 1.0:
+        logits = b.op("Div", logits, b.constant(spec.scales.logits, dtype))
+    if not spec.scales.logits_softcap:
+        return logits
+    cap = b.constant(spec.scales.logits_softcap, dtype)
+    return b.op("Mul", b.op("Tanh", b.op("Div", logits, cap)), cap)
 
 
 def even_prompt(b: GraphBuilder, given: Mapping[str, ir.Value]) -> ir.Value:
@@ -81,15 +93,12 @@ def even_prompt(b: GraphBuilder, given: Mapping[str, ir.Value]) -> ir.Value:
     return tokens
 
 
-def _check(spec: ModelSpec, dtype: str, capacity: int, attention: str) -> None:
+def _check(spec: ModelSpec, dtype: str, capacity: int, attention: Lowering) -> None:
     if dtype not in COMPUTE:
         raise BadRecipe(f"dtype should be one of {', '.join(COMPUTE)}, it is {quoted(dtype)}")
     if attention not in get_args(Lowering):
         raise BadRecipe(f"attention should be one of {', '.join(get_args(Lowering))}, it is {quoted(attention)}")
     if capacity < 1:
         raise BadRecipe(f"capacity should be at least 1 token, it is {quoted(capacity)}")
-    if attention in ("length", "mask") and spec.sliding_window is not None and capacity > spec.sliding_window:
-        raise BadCheckpoint(
-            f"config.json: sliding_window is {spec.sliding_window} and the capacity {capacity}; sliding-window "
-            "attention needs a paged cache, so a row of this one may hold at most the window: lower the length limit"
-        )
+    if why := unsupported(spec, attention, capacity):
+        raise BadCheckpoint(f"config.json: {why}")

@@ -19,6 +19,7 @@ from tandemrt.engines.tensorrt.recipe import TensorRtRtx
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
 from tandemrt.export.model.lowerings import Lowering, fitting
+from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
@@ -59,7 +60,7 @@ class Model:
         """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if ``length`` is too long."""
         folder = section.checkpoint
         checkpoint = Checkpoint.open(folder)
-        spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields)
+        spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields, length=length)
         vocabulary = CheckpointTokenizer.open(folder)
         if vocabulary.size > spec.vocab:
             rule = f"the tokenizer must not have more ids than the logits are wide ({spec.vocab})"
@@ -110,6 +111,8 @@ def _require_kernel(model: Model, recipe: Recipe) -> None:
         )
         found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
         raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
+    if recipe.cache == "paged" and (why := unsupported(model.spec, "paged", recipe.capacity)):
+        raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
 
 
 def _require_products(model: Model, recipe: Recipe) -> None:

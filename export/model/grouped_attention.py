@@ -4,18 +4,18 @@ The operator reads no further than a row's own text, whatever the cache could ho
 many tokens of one row, but no window over a batch: that is a loop over the window's tokens, one of every row at a time.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from tandemrt.export.model.attention import Cache, Heads
+from tandemrt.export.model.attention import Cache, Heads, rotation
 from tandemrt.export.model.builder import LIBRARY, GraphBuilder, dims_of
 from tandemrt.export.model.linear import packed
 from tandemrt.export.model.norm import rms_norm
-from tandemrt.export.model.rotary import rotary_tables
+from tandemrt.export.model.rotary import Tables, layer_tables, query_growth
 from tandemrt.export.model.weights import Weights
+from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 
 HEAD_DIM_STEP = 16  # the operator's rotary embedding takes heads of a multiple of this
@@ -46,15 +46,15 @@ class GroupedAttention:
 
     ``index``: int64[batch], tokens already cached. ``last``: int32[batch], a row's tokens, the new ones included, less
     one; ``most``: int32[1], the most tokens of any row. ``windowed``: bool[], whether the call is a window.
-    ``cosine``, ``sine``: [capacity, head_dim // 2].
+    ``tables``: cosine and sine of each rule, [capacity, rotated // 2]. ``growth``: [capacity, 1].
     """
 
     spec: ModelSpec
     index: ir.Value
     last: ir.Value
     most: ir.Value
-    cosine: ir.Value
-    sine: ir.Value
+    tables: Mapping[Rope, Tables]
+    growth: ir.Value | None
     windowed: ir.Value
     window: _Window
 
@@ -81,13 +81,20 @@ class GroupedAttention:
             b.op("Expand", b.constant(0, dtype), empty),
         )
         most = b.op("Add", b.op("ReduceMax", last, keepdims=1), b.constant([1], "int32"))
-        tables = rotary_tables(b, spec.rope, capacity, dtype)
-        return cls(spec, index, last, most, *tables, b.op("Squeeze", several, b.constant([0])), window)
+        tables = layer_tables(b, spec, capacity, dtype)
+        growth = query_growth(b, spec.rope, capacity, dtype) if spec.rope.growth else None
+        return cls(spec, index, last, most, tables, growth, b.op("Squeeze", several, b.constant([0])), window)
 
     def __call__(self, b: GraphBuilder, x: ir.Value, w: Weights, heads: Heads, past: Cache) -> tuple[ir.Value, Cache]:
         qkv = packed(heads.query, heads.key, heads.value)(b, x, w)
+        if self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary:
+            qkv, heads = self._rotated_and_joined(b, qkv, heads), replace(heads, rope=None)
         if heads.norms is not None:
             qkv = self._normed(b, qkv, w, heads)
+        if self.growth is not None:
+            query, key, value = self._parts(b, qkv)
+            grown = b.op("Mul", query, b.op("Gather", self.growth, self.window.positions))
+            qkv = b.op("Concat", grown, key, value, axis=2)
         mixed, key, value = b.branch(
             self.windowed,
             lambda: self._token_by_token(b, qkv, w, heads, past),
@@ -96,28 +103,50 @@ class GroupedAttention:
         return mixed, Cache(key, value)
 
     def _normed(self, b: GraphBuilder, qkv: ir.Value, w: Weights, heads: Heads) -> ir.Value:
-        """Queries and keys normed, each head by itself."""
+        """Queries and keys normed, each head by itself or all at once."""
         query, key, value = self._parts(b, qkv)
         parts = []
         for flat, count, norm in zip(
             (query, key), (self.spec.heads, self.spec.kv_heads), heads.norms or (), strict=True
         ):
+            if self.spec.qk_norm is not None and self.spec.qk_norm.over_all_heads:
+                parts.append(rms_norm(b, flat, w, norm, self.spec))
+                continue
             split = b.op("Reshape", flat, b.constant([0, 0, count, self.spec.head_dim]))
-            normed = rms_norm(b, split, w, norm, self.spec.norm_eps)
+            normed = rms_norm(b, split, w, norm, self.spec)
             parts.append(b.op("Reshape", normed, b.constant([0, 0, count * self.spec.head_dim])))
         return b.op("Concat", *parts, value, axis=2)
+
+    def _rotated(self, b: GraphBuilder, query: ir.Value, key: ir.Value, rope: Rope | None) -> tuple[ir.Value, ir.Value]:
+        if rope is None:
+            return query, key
+        query, key = (
+            b.op(
+                "RotaryEmbedding",
+                *(flat, *self.tables[rope], self.window.positions),
+                num_heads=count,
+                **rotation(rope, self.spec.head_dim),
+            )
+            for flat, count in ((query, self.spec.heads), (key, self.spec.kv_heads))
+        )
+        return query, key
+
+    def _rotated_and_joined(self, b: GraphBuilder, qkv: ir.Value, heads: Heads) -> ir.Value:
+        query, key, value = self._parts(b, qkv)
+        return b.op("Concat", *self._rotated(b, query, key, heads.rope), value, axis=2)
 
     def _at_once(
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, heads: Heads, past: Cache
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """One token of every row, or several of one: rotary embedding, cache write and attention are one operator."""
         cache = (w.dtype, dims_of(past.key))
+        tables = () if heads.rope is None else self.tables[heads.rope]
         return self._operator(
             b,
-            *(qkv, None, None, past.key, past.value, self.last, self.most, self.cosine, self.sine),
+            *(qkv, None, None, past.key, past.value, self.last, self.most, *tables),
             outputs=[(w.dtype, (*dims_of(qkv)[:-1], heads.query.width)), cache, cache],
             window=heads.sliding_window,
-            do_rotary=1,
+            rope=heads.rope,
         )
 
     def _token_by_token(
@@ -125,10 +154,7 @@ class GroupedAttention:
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """A window of every row: all tokens into the cache, then the operator for one token of every row at a time."""
         query, key, value = self._parts(b, qkv)
-        query, key = (
-            b.op("RotaryEmbedding", flat, self.cosine, self.sine, self.window.positions, num_heads=count)
-            for flat, count in ((query, self.spec.heads), (key, self.spec.kv_heads))
-        )
+        query, key = self._rotated(b, query, key, heads.rope)
         present = [
             b.op("TensorScatter", cached, self._headed(b, flat), self.index, axis=2, mode="linear")
             for cached, flat in ((past.key, key), (past.value, value))
@@ -147,6 +173,7 @@ class GroupedAttention:
             return b.op("Squeeze", mixed, b.constant([1]))
 
         mixed = b.op("Transpose", b.loop(self.window.count, step), perm=[1, 0, 2])
+        mixed.shape = ir.Shape(dims_of(query))  # the loop's steps are the window's tokens
         return mixed, present[0], present[1]
 
     def _operator(
@@ -155,7 +182,7 @@ class GroupedAttention:
         *inputs: ir.Value | None,
         outputs: list[tuple[str, tuple[int | str, ...]]],
         window: int | None,
-        do_rotary: int = 0,
+        rope: Rope | None = None,
     ) -> tuple[ir.Value, ...]:
         return b.custom(
             "GroupQueryAttention",
@@ -164,8 +191,10 @@ class GroupedAttention:
             outputs=outputs,
             num_heads=self.spec.heads,
             kv_num_heads=self.spec.kv_heads,
-            do_rotary=do_rotary,
-            scale=1 / math.sqrt(self.spec.head_dim),
+            do_rotary=int(rope is not None),
+            rotary_interleaved=int(rope is not None and rope.interleaved),
+            scale=self.spec.scales.attention,
+            softcap=self.spec.scales.attention_softcap,
             local_window_size=window or -1,
         )
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from tandemrt.export.model.activation import GatedActivation
 from tandemrt.export.model.attention import Cache, Heads
 from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.experts import mixture
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import Strategies
 from tandemrt.export.model.norm import rms_norm
@@ -43,21 +44,41 @@ def stack(
         with b.scope(f"layers.{layer}/attention"):
             hidden.name = f"hidden.{layer}"
             past = Cache(given[f"past_key.{layer}"], given[f"past_value.{layer}"])
-            normed = rms_norm(b, hidden, w, f"{name}.input_layernorm", spec.norm_eps)
+            normed = _normed(b, hidden, w, spec, name, spec.norms.before_attention)
             mixed, present = attend(b, normed, w, _heads(spec, layer, f"{name}.self_attn"), past)
             presents |= {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
             if how.pick_early and layer == spec.layers - 1:  # what nobody reads costs nothing from here on
                 hidden, mixed = (how.pick(b, value, rows) for value in (hidden, mixed))
             out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
-            hidden = b.op("Add", hidden, out(b, mixed, w))
+            given_back = _normed(b, out(b, mixed, w), w, spec, name, spec.norms.after_attention)
+            hidden = _added(b, hidden, given_back, spec, w.dtype)
         with b.scope(f"layers.{layer}/mlp"):
             hidden.name = f"residual.{layer}"
-            normed = rms_norm(b, hidden, w, f"{name}.post_attention_layernorm", spec.norm_eps)
-            hidden = b.op("Add", hidden, _gated_mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation))
+            normed = _normed(b, hidden, w, spec, name, spec.norms.before_mlp)
+            experts = spec.experts_of(layer)
+            if experts is None:
+                given_back = _mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation)
+            else:
+                given_back = mixture(b, normed, w, spec, experts, f"{name}.mlp")
+            hidden = _added(b, hidden, _normed(b, given_back, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
     with b.scope("head"):
         if not how.pick_early:  # only rows that somebody reads cost a norm and a product
             hidden = how.pick(b, hidden, rows)
-        return rms_norm(b, hidden, w, "model.norm", spec.norm_eps), presents
+        return rms_norm(b, hidden, w, "model.norm", spec), presents
+
+
+def _normed(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, layer: str, name: str | None) -> ir.Value:
+    """``x`` through the norm that the layer has at this place, if it has one."""
+    return x if name is None else rms_norm(b, x, w, f"{layer}.{name}", spec)
+
+
+def _added(b: GraphBuilder, hidden: ir.Value, x: ir.Value, spec: ModelSpec, dtype: str) -> ir.Value:
+    return b.op("Add", hidden, times(b, x, spec.scales.residual, dtype))
+
+
+def times(b: GraphBuilder, x: ir.Value, factor: float, dtype: str) -> ir.Value:
+    """``x`` times a constant; ``x`` itself if that is 1."""
+    return x if factor == 1.0 else b.op("Mul", x, b.constant(factor, dtype))
 
 
 def _heads(spec: ModelSpec, layer: int, name: str) -> Heads:
@@ -71,15 +92,16 @@ def _heads(spec: ModelSpec, layer: int, name: str) -> Heads:
         query=query,
         key=key,
         value=value,
-        norms=(f"{name}.q_norm", f"{name}.k_norm") if spec.qk_norm else None,
-        sliding_window=spec.sliding_window if spec.sliding_layers[layer] else None,
+        norms=(f"{name}.{spec.qk_norm.query}", f"{name}.{spec.qk_norm.key}") if spec.qk_norm else None,
+        rope=spec.rope_of(layer),
+        sliding_window=spec.window_of(layer),
     )
 
 
-def _gated_mlp(
+def _mlp(
     b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, layer: int, name: str, activation: GatedActivation
 ) -> ir.Value:
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
     gate, up = (Linear.stored(f"{name}.{kind}_proj", spec.intermediate, bias=spec.mlp_bias) for kind in ("gate", "up"))
     down = Linear.stored(f"{name}.down_proj", spec.hidden, bias=spec.mlp_bias)
-    return down(b, activation(b, x, w, gate, up, layer=layer), w)
+    return down(b, activation(b, x, w, gate if spec.gated else None, up, kind=spec.activation, layer=layer), w)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from tandemrt.export.model.activation import GatedActivation, explicit_silu, packed_silu, packed_swiglu
+from tandemrt.export.model.activation import GatedActivation, one_product, one_product_and_operator, two_products
 from tandemrt.export.model.attention import AttentionMaker, LinearCacheAttention
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.grouped_attention import HEAD_DIM_STEP, GroupedAttention
@@ -39,20 +39,23 @@ class Strategies:
 
 
 def fitting(attention: Lowering, spec: ModelSpec) -> Lowering:
-    """``attention``, or what takes its place for a head size that its operator does not take."""
-    return "length" if attention == "grouped" and spec.head_dim % HEAD_DIM_STEP else attention
+    """``attention``, or what takes its place for a head, or a rotated part of it, that its operator does not take."""
+    sizes = (spec.head_dim, *(rope.rotated for layer in range(spec.layers) if (rope := spec.rope_of(layer))))
+    return "length" if attention == "grouped" and any(size % HEAD_DIM_STEP for size in sizes) else attention
 
 
 def _paged_functions(spec: ModelSpec) -> tuple[ir.Function, ...]:
-    return window_attention(qk_norm=spec.qk_norm), swiglu()
+    per_head = spec.qk_norm is not None and not spec.qk_norm.over_all_heads
+    activation = (swiglu(),) if spec.gated and spec.activation == "silu" else ()
+    return window_attention(qk_norm=per_head), *activation
 
 
 STRATEGIES: Mapping[Lowering, Strategies] = {
-    "length": Strategies(LinearCacheAttention.by_length, explicit_silu, gather_rows),
-    "mask": Strategies(LinearCacheAttention.by_mask, explicit_silu, gather_rows),
+    "length": Strategies(LinearCacheAttention.by_length, two_products, gather_rows),
+    "mask": Strategies(LinearCacheAttention.by_mask, two_products, gather_rows),
     "grouped": Strategies(
         GroupedAttention.in_place,
-        packed_silu,
+        one_product,
         gather_rows,
         pick_early=True,
         prompts_score_nothing=True,
@@ -60,7 +63,7 @@ STRATEGIES: Mapping[Lowering, Strategies] = {
     ),
     "paged": Strategies(
         PagedAttention.over_blocks,
-        packed_swiglu,
+        one_product_and_operator,
         gather_tokens,
         pick_early=True,
         functions=_paged_functions,

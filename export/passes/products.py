@@ -11,7 +11,7 @@ def fuse_transposed_products(model: ir.Model) -> None:
     Requires onnxruntime; leaves a graph of the same values. onnxruntime would turn every weight around when it loads,
     and a window is no faster for it (docs/benchmarks.md).
     """
-    for node in list(model.graph):
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
         turned = node.inputs[1].producer() if node.op_type == "MatMul" and node.inputs[1] is not None else None
         if turned is None or turned.op_type != "Transpose" or _permutation(turned) != [1, 0]:
             continue
@@ -24,9 +24,11 @@ def fuse_transposed_products(model: ir.Model) -> None:
             outputs=[ir.Value(name=product.name, shape=product.shape, type=product.type)],
             name=node.name,
         )
-        ir.convenience.replace_nodes_and_values(model.graph, node, [node], [fused], [product], fused.outputs)
+        graph = node.graph
+        assert isinstance(graph, ir.Graph), "no product stands in a function"
+        ir.convenience.replace_nodes_and_values(graph, node, [node], [fused], [product], fused.outputs)
         if not turned.outputs[0].uses():
-            model.graph.remove(turned, safe=True)
+            graph.remove(turned, safe=True)
         model.opset_imports.setdefault(LIBRARY, 1)
 
 

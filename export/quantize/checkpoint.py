@@ -14,7 +14,7 @@ from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.weights import Weights, stored_as
 from tandemrt.export.quantize.blocks import BLOCK, Blocks, Form, quantize
 from tandemrt.export.quantize.stored import parts_of, read_blocks, read_matrix, shape_of
-from tandemrt.export.quantize.writer import Entry, copied, write_safetensors
+from tandemrt.export.quantize.writer import Entry, Progress, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Scheme
@@ -52,7 +52,9 @@ class _Product:
         return self.scheme is not None and self.scheme.weight == "int4"
 
 
-def write_quantized(checkpoint: Checkpoint, spec: ModelSpec, folder: Path, bits: int | None) -> Quantized:
+def write_quantized(
+    checkpoint: Checkpoint, spec: ModelSpec, folder: Path, bits: int | None, progress: Progress | None = None
+) -> Quantized:
     """Write ``checkpoint`` to a file in ``folder``: weights of products in blocks, everything else as it is stored.
 
     Weights that come in 4 bits keep their integers and scales, in another order. The others are rounded to ``bits``;
@@ -69,7 +71,7 @@ def write_quantized(checkpoint: Checkpoint, spec: ModelSpec, folder: Path, bits:
         gone.add(_HEAD)  # it is the embedding's
     kept = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in gone]
     file = folder / FILE
-    write_safetensors(file, [*_entries(products, rounding), *kept])
+    write_safetensors(file, [*_entries(products, rounding), *kept], progress=progress)
     written = Checkpoint(checkpoint.folder, checkpoint.config, read_header(file), (file,))
     error = math.sqrt(rounding.changed / rounding.whole) if rounding.whole else 0.0
     return Quantized(written, error, sum(product.comes_packed for product in products))

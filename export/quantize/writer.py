@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tandemrt.export.read.checkpoint import DTYPES, StoredTensor
 
+Progress = Callable[[str, int, int], None]  # of what, how many are done, how many there are
 _CODES = {name: (code, width) for code, (name, width) in DTYPES.items()}
 
 
@@ -33,8 +34,13 @@ def copied(tensor: StoredTensor, step: int = 1 << 24) -> Entry:
     return Entry(tensor.name, tensor.dtype, tensor.shape, data)
 
 
-def write_safetensors(file: Path, entries: Iterable[Entry], metadata: Mapping[str, str] | None = None) -> None:
-    """Write ``entries`` in their order."""
+def write_safetensors(
+    file: Path,
+    entries: Iterable[Entry],
+    metadata: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write ``entries`` in their order; ``progress`` hears of the bytes, in MB."""
     entries = list(entries)
     said: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
@@ -50,3 +56,5 @@ def write_safetensors(file: Path, entries: Iterable[Entry], metadata: Mapping[st
         for entry in entries:
             for piece in entry.data():
                 out.write(piece)
+            if progress is not None:
+                progress("MB", out.tell() // 10**6, (8 + len(header) + begin) // 10**6)

@@ -17,10 +17,11 @@ IRRELEVANT = {
     "for classifiers": ("id2label", "label2id", "problem_type", "finetuning_task", "task_specific_params"),
     "memory use of another implementation": ("chunk_size_feed_forward", "_attn_implementation_autoset"),
     "of a runtime in a browser": ("transformers.js_config",),
-    "only read to derive layer_types": ("max_window_layers",),
+    "only read to derive layer_types": ("max_window_layers", "_sliding_window_pattern"),
     "the mask token of a draft that proposes in parallel": ("pard_token",),
     # transformers wrote these into every config.json before generation_config.json took them.
     "how transformers generates": (
+        "cache_implementation",
         *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "temperature"),
         *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "diversity_penalty", "bad_words_ids"),
         *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences", "remove_invalid_values"),

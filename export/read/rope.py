@@ -4,22 +4,42 @@ float32 arithmetic is part of the definition: models were trained with these rou
 last bit of a frequency is a visible angle.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.rope_scaling import llama3, longrope, yarn
+
+_NAMES = ("rope_parameters", "rope_scaling", "rope_theta")
+
+
+@dataclass(frozen=True)
+class RopeRules:
+    """What a family says about rotary embedding by its name.
+
+    ``default`` are the parameters of a config that has none; its theta is also that of parameters without one.
+    ``partial`` is the share of a head that is rotated where a config does not say; None: the family rotates all of it
+    and knows no such field. ``local_theta``: layers with a sliding window have a rule of their own, without scaling,
+    whose theta older configs say in this field; and the theta where they do not.
+    """
+
+    default: Mapping[str, Any] = field(default_factory=lambda: {"rope_theta": 10_000.0})
+    partial: float | None = None
+    interleaved: bool = False
+    local_theta: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True)
 class Rope:
-    """``frequencies``: radians per position, float32[head_dim // 2]; ``magnitude`` multiplies cosine and sine.
+    """``frequencies``: radians per position, float32, one for each rotated pair; ``magnitude`` multiplies both tables.
 
+    A pair is two neighbours if ``interleaved``, else value i of the first and of the second half of what is rotated.
     ``stretched_to``: tokens that YaRN makes positions for, which configs often do not say otherwise; 0: not stretched.
+    ``growth``: queries at position p are multiplied by 1 + growth * log(1 + p // ``growth_every``).
     """
 
     kind: str
@@ -27,87 +47,133 @@ class Rope:
     frequencies: tuple[float, ...]
     magnitude: float = 1.0
     stretched_to: int = 0
+    interleaved: bool = False
+    growth: float = 0.0
+    growth_every: int = 1
+
+    @property
+    def rotated(self) -> int:
+        """How many values of a head are rotated: the first ones."""
+        return 2 * len(self.frequencies)
 
     @classmethod
-    def from_hf(cls, config: Fields, head_dim: int, max_length: int) -> "Rope":
+    def from_hf(
+        cls,
+        config: Fields,
+        head_dim: int,
+        max_length: int,
+        *,
+        rules: RopeRules = RopeRules(),
+        length: int | None = None,
+    ) -> "Rope":
         """Read ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (earlier).
 
-        Raises BadCheckpoint for a rule other than default, linear, llama3 and yarn, and for unknown parameters.
+        ``length`` is that of the longest text, which longrope chooses its factors by; None: ``max_length``. Raises
+        BadCheckpoint for a rule other than default, linear, llama3, yarn, longrope and dynamic with a fixed alpha, and
+        for unknown parameters.
         """
-        both = [config.get("rope_parameters", {}), config.get("rope_scaling", {})]
-        if not all(isinstance(part, Mapping) for part in both):
-            raise BadCheckpoint(f"{config.where}: rope_parameters should be an object, it is {quoted(both)}")
-        merged: dict[str, Any] = {**both[1], **both[0]}
-        merged.setdefault("rope_theta", config.get("rope_theta"))
-        fields = Fields(merged, f"{config.where}, rope_parameters")
+        return _read(config, _parameters(config, rules), head_dim, max_length, rules, length or max_length)
+
+
+def ropes(
+    config: Fields, head_dim: int, max_length: int, rules: RopeRules, length: int | None
+) -> tuple[Rope, Rope | None]:
+    """The rule of all layers, and that of layers with a sliding window where it is another one."""
+    if rules.local_theta is None:
+        return Rope.from_hf(config, head_dim, max_length, rules=rules, length=length), None
+    found = _parameters(config, rules)
+    local: Mapping[str, Any] = {"rope_theta": config.number(*rules.local_theta)}
+    if "full_attention" in found or "sliding_attention" in found:
+        local = {**local, **_object(config, found.get("sliding_attention") or {})}
+        found = {"rope_theta": found["rope_theta"], **_object(config, found.get("full_attention") or {})}
+    both = (_read(config, part, head_dim, max_length, rules, length or max_length) for part in (found, local))
+    rope, other = both
+    return rope, other if other != rope else None
+
+
+def _parameters(config: Fields, rules: RopeRules) -> dict[str, Any]:
+    said = {name: config.get(name) for name in _NAMES}
+    given = [_object(config, said[name] or {}) for name in ("rope_scaling", "rope_parameters")]
+    if all(value is None for value in said.values()):
+        given.append(dict(rules.default))
+    merged = {**given[0], **given[1], **(given[2] if len(given) > 2 else {})}
+    merged.setdefault("rope_theta", said["rope_theta"] or rules.default["rope_theta"])
+    return merged
+
+
+def _object(config: Fields, found: Any) -> dict[str, Any]:
+    if not isinstance(found, Mapping):
+        raise BadCheckpoint(f"{config.where}: rope_parameters should be an object, it is {quoted(found)}")
+    return dict(found)
+
+
+def _read(
+    config: Fields, parameters: Mapping[str, Any], head_dim: int, max_length: int, rules: RopeRules, length: int
+) -> Rope:
+    fields = Fields(parameters, f"{config.where}, rope_parameters")
+    rotated = _rotated(config, fields, head_dim, rules)
+    kind = fields.get("rope_type", fields.get("type", "default"))
+    fields.skip("type")
+    theta = fields.number("rope_theta", rules.default["rope_theta"])
+    steps = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
+    kept = 1.0 / theta**steps
+    plain = Rope(kind, theta, (), interleaved=rules.interleaved)
+    match kind:
+        case "default":
+            frequencies = kept
+        case "linear":
+            frequencies = kept / fields.number("factor")
+        case "llama3":
+            frequencies = llama3(fields, kept, max_length)
+        case "yarn" if "short_factor" not in parameters:
+            try:
+                frequencies, magnitude, stretched_to = yarn(fields, kept, theta, max_length)
+            except (ArithmeticError, TypeError, ValueError) as error:
+                raise BadCheckpoint(
+                    f"{fields.where}: the values must make sense for yarn, they give: {error}"
+                ) from error
+            plain = replace(plain, magnitude=magnitude, stretched_to=stretched_to, **_growth(fields))
+        case "longrope" | "su" | "yarn":
+            frequencies, magnitude = longrope(config, fields, theta**steps, max_length, length)
+            plain = replace(plain, kind="longrope", magnitude=magnitude)
+        case "dynamic" if fields.get("alpha") is not None:  # a fixed stretch of theta, whatever the length
+            base = theta * fields.number("alpha") ** (rotated / (rotated - 2))
+            frequencies = 1.0 / base**steps
+            for name, value in (("factor", 1.0), ("mscale", 1.0), ("mscale_all_dim", 1.0)):
+                fields.only(name, value)
+            fields.skip("beta_fast", "beta_slow")
+        case _:
+            raise BadCheckpoint(
+                f"{fields.where}: rope_type is {quoted(kind)}, which the exporter does not implement; "
+                "supported: default, linear, llama3, yarn, longrope, dynamic with alpha"
+            )
+    fields.finish()
+    return replace(plain, frequencies=tuple(frequencies.tolist()))
+
+
+def _rotated(config: Fields, fields: Fields, head_dim: int, rules: RopeRules) -> int:
+    """How many values of a head are rotated."""
+    if rules.partial is None:
         config.only("partial_rotary_factor", 1.0)
         fields.only("partial_rotary_factor", 1.0)
-        kind = fields.get("rope_type", fields.get("type", "default"))
-        fields.skip("type")
-        theta = fields.number("rope_theta", 10_000.0)
-        kept = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-        magnitude, stretched_to = 1.0, 0
-        match kind:
-            case "default":
-                frequencies = kept
-            case "linear":
-                frequencies = kept / fields.number("factor")
-            case "llama3":
-                frequencies = _llama3(fields, kept, max_length)
-            case "yarn":
-                try:
-                    frequencies, magnitude, stretched_to = _yarn(fields, kept, theta, max_length)
-                except (ArithmeticError, TypeError, ValueError) as error:
-                    raise BadCheckpoint(
-                        f"{fields.where}: the values must make sense for yarn, they give: {error}"
-                    ) from error
-            case _:
-                raise BadCheckpoint(
-                    f"{fields.where}: rope_type is {quoted(kind)}, which the exporter does not implement; "
-                    "supported: default, linear, llama3, yarn"
-                )
-        fields.finish()
-        return cls(kind, theta, tuple(frequencies.tolist()), magnitude, stretched_to)
+        return head_dim
+    factor = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", rules.partial))
+    rotated = int(head_dim * factor)
+    if factor > 1 or rotated < 2 or rotated % 2:
+        raise BadCheckpoint(
+            f"{config.where}: partial_rotary_factor should rotate an even number of the {head_dim} values of a head, "
+            f"it is {quoted(factor)}"
+        )
+    return rotated
 
 
-def _llama3(fields: Fields, kept: torch.Tensor, max_length: int) -> torch.Tensor:
-    """Long waves are stretched by the factor, short ones kept, those between blended (Llama 3.1)."""
-    factor, low, high = (fields.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-    original = fields.integer("original_max_position_embeddings", max_length)
-    wave = 2 * math.pi / kept
-    stretched = torch.where(wave > original / low, kept / factor, kept)
-    share = (original / wave - low) / (high - low)
-    blended = (1 - share) * stretched / factor + share * stretched
-    between = ~(wave < original / high) & ~(wave > original / low)
-    return torch.where(between, blended, stretched)
-
-
-def _yarn(fields: Fields, kept: torch.Tensor, theta: float, max_length: int) -> tuple[torch.Tensor, float, int]:
-    """YaRN (arXiv 2309.00071): a ramp over the dimensions between stretched and kept, and a sharper attention.
-
-    Returns frequencies, magnitude and the length that it stretches to.
-    """
-    original = fields.integer("original_max_position_embeddings", max_length)
-    factor = fields.number("factor", max_length / original)
-    half, dim = len(kept), 2 * len(kept)
-
-    def turns(count: float) -> float:  # the dimension that turns `count` times within the original length
-        return dim * math.log(original / (count * 2 * math.pi)) / (2 * math.log(theta))
-
-    first, last = turns(fields.number("beta_fast", 32.0)), turns(fields.number("beta_slow", 1.0))
-    if fields.flag("truncate", True):
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, dim - 1)
-    last = last + 0.001 if first == last else last
-    share = 1 - ((torch.arange(half, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
-    stretched = 1.0 / (factor * (theta ** (torch.arange(0, dim, 2).float() / dim)))
-    return stretched * (1 - share) + kept * share, _yarn_magnitude(fields, factor), int(original * factor)
-
-
-def _yarn_magnitude(fields: Fields, factor: float) -> float:
-    def of(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
-    above, below = fields.get("mscale"), fields.get("mscale_all_dim")
-    default = of(above) / of(below) if above and below else of(1.0)
-    return fields.number("attention_factor", default)
+def _growth(fields: Fields) -> dict[str, Any]:
+    """Of Ministral 3: how queries grow with their position (llama_4_scaling_beta)."""
+    fields.skip("max_position_embeddings")
+    beta = fields.get("llama_4_scaling_beta", 0.0)
+    if not beta:
+        return {}
+    return {
+        "growth": fields.number("llama_4_scaling_beta"),
+        "growth_every": fields.integer("original_max_position_embeddings"),
+    }

@@ -7,25 +7,34 @@ from typing import Any
 from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind, Contract
 from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.export.read.block import Activation, BlockNorms, Experts, QKNorm, Scales
+from tandemrt.export.read.families import FAMILIES
+from tandemrt.export.read.family import Family
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.neutral import NEUTRAL, is_irrelevant, runs_the_same_model
-from tandemrt.export.read.rope import Rope
+from tandemrt.export.read.rope import Rope, ropes
 
-FAMILIES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
+# Models that see images, and the families of their text parts, by the model_type of these.
+WITH_IMAGES = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
 }
+_OF_IMAGES = (
+    *("vision_config", "image_token_index", "image_token_id", "vision_feature_layer", "spatial_merge_size"),
+    *("projector_hidden_act", "multimodal_projector_bias", "mm_tokens_per_image"),
+    *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id"),
+)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only transformer with grouped-query attention, rotary positions, RMS norms and a gated MLP.
+    """A decoder-only transformer with grouped-query attention, rotary positions and RMS norms.
 
     ``sliding_window``: in the layers that ``sliding_layers`` says, attention reaches back this many tokens, a token's
-    own included; None if there are no such layers. ``max_length`` is the length the model was trained for, or that its
-    positions were stretched to.
+    own included; None if there are no such layers. ``rotary_layers``: the layers that rotate queries and keys, by
+    ``rope``, or those that slide by ``local_rope`` if there is one. ``max_length`` is the length the model was trained
+    for, or that its positions were stretched to. ``norm_offset``: the weights of norms are stored less one. ``gated``:
+    the MLP is down(activation(gate(x)) * up(x)), else down(activation(up(x))).
     """
 
     family: str
@@ -39,29 +48,38 @@ class ModelSpec:
     max_length: int
     norm_eps: float
     rope: Rope
+    local_rope: Rope | None
+    rotary_layers: tuple[bool, ...]
     tied: bool
-    qk_norm: bool
+    qk_norm: QKNorm | None
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
     sliding_window: int | None
     sliding_layers: tuple[bool, ...]
+    norms: BlockNorms
+    norm_offset: bool
+    scales: Scales
+    activation: Activation
+    gated: bool
+    experts: Experts | None
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], *, ignored: Collection[str] = ()) -> "ModelSpec":
+    def from_hf(
+        cls, config: Mapping[str, Any], *, ignored: Collection[str] = (), length: int | None = None
+    ) -> "ModelSpec":
         """Read a Hugging Face config. Raises BadCheckpoint, by name, for whatever the exporter does not understand.
 
-        ``ignored`` names fields that somebody vouches for: they are taken as changing nothing.
+        ``ignored`` names fields that somebody vouches for: they are taken as changing nothing. ``length`` is that of
+        the longest text that will be served; None: as long as the model allows.
         """
-        fields = Fields(config, "config.json")
-        family = _family(fields)
-        fields.only("hidden_act", "silu", "swish")
+        config, architecture, family = _identified(config)
+        fields = Fields({**family.defaults, **config}, "config.json")
         fields.skip("quantization_config")  # export/read/quantization/ reads it
-        _skip_neutral(fields, family)
+        _skip_neutral(fields, family, architecture)
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
-        default_head = 128 if family == "qwen3" else max(hidden // heads, 1)
         head_dim, kv_heads = (
-            fields.integer("head_dim", default_head, most=65_536),
+            fields.integer("head_dim", max(hidden // heads, 1), most=65_536),
             fields.integer("num_key_value_heads", heads),
         )
         if heads % kv_heads:
@@ -71,11 +89,11 @@ class ModelSpec:
         if head_dim % 2:
             raise BadCheckpoint(f"config.json: head_dim should be even for rotary embedding, it is {head_dim}")
         max_length, layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers", most=10_000)
-        bias = _biases(fields, family)
-        sliding_window, sliding_layers = _sliding_window(fields, family, layers)
-        rope = Rope.from_hf(fields, head_dim, max_length)
+        bias = family.biases(fields)
+        windows = family.windows(fields, layers)
+        rope, local_rope = ropes(fields, head_dim, max_length, family.rope, length)
         spec = cls(
-            family=family,
+            family=family.name,
             layers=layers,
             hidden=hidden,
             intermediate=fields.integer("intermediate_size"),
@@ -86,16 +104,37 @@ class ModelSpec:
             max_length=max(max_length, rope.stretched_to),
             norm_eps=fields.number("rms_norm_eps"),
             rope=rope,
+            local_rope=local_rope,
+            rotary_layers=family.rotary(fields, layers, windows),
             tied=fields.flag("tie_word_embeddings", False),
-            qk_norm=family == "qwen3",
-            qkv_bias=bias[0],
-            out_bias=bias[1],
-            mlp_bias=bias[2],
-            sliding_window=sliding_window,
-            sliding_layers=sliding_layers,
+            qk_norm=family.qk_norm,
+            qkv_bias=bias.qkv,
+            out_bias=bias.out,
+            mlp_bias=bias.mlp,
+            sliding_window=windows[0],
+            sliding_layers=windows[1],
+            norms=family.norms,
+            norm_offset=family.norm_offset,
+            scales=family.scales(fields, head_dim, hidden),
+            activation=_activation(fields, family),
+            gated=family.gated,
+            experts=family.experts(fields, layers),
         )
         fields.finish(ignored)
         return spec
+
+    def window_of(self, layer: int) -> int | None:
+        """The sliding window of a layer; None if it sees everything in front of it."""
+        return self.sliding_window if self.sliding_layers[layer] else None
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The mixture that a layer has in place of its MLP."""
+        return self.experts if self.experts is not None and self.experts.layers[layer] else None
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """How a layer rotates queries and keys; None if it does not."""
+        rope = self.local_rope if self.local_rope is not None and self.sliding_layers[layer] else self.rope
+        return rope if self.rotary_layers[layer] else None
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
         """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``."""
@@ -110,24 +149,41 @@ class ModelSpec:
         )
 
 
-def _family(fields: Fields) -> str:
-    named = fields.get("architectures", [])
-    kind = fields.get("model_type")
-    found = named if isinstance(named, list) else [named]
-    family = FAMILIES.get(str(found[0])) if len(found) == 1 else (kind if not found else None)
-    if family not in FAMILIES.values() or kind not in (None, family):
+def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]:
+    """The config of the text part as one object, its architecture, and its family."""
+    named, kind = config.get("architectures") or [], config.get("model_type")
+    found = [str(name) for name in named] if isinstance(named, list) else [str(named)]
+    if len(found) == 1 and found[0] in WITH_IMAGES:
+        config, found = _text_part(config, WITH_IMAGES[found[0]])
+        kind = config["model_type"]
+    if not found:
+        found = next(([name] for name, row in FAMILIES.items() if row.name == kind), [])
+    family = FAMILIES.get(found[0]) if len(found) == 1 else None
+    if family is None or kind not in (None, family.name):
         raise BadCheckpoint(
-            f"config.json: architectures should be one of {', '.join(FAMILIES)}, it is {quoted(found)} "
-            f"with model_type {quoted(kind)}"
+            f"config.json: architectures should be one of {', '.join([*FAMILIES, *WITH_IMAGES])}, it is "
+            f"{quoted(named)} with model_type {quoted(kind)}"
         )
-    return str(family)
+    return dict(config), found[0], family
 
 
-def _skip_neutral(fields: Fields, family: str) -> None:
-    fields.skip(*filter(is_irrelevant, fields.data))
-    for name, values in NEUTRAL.items():
+def _text_part(config: Mapping[str, Any], kinds: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """The config of a model that sees images as that of its text part."""
+    text = config.get("text_config")
+    kind = text.get("model_type") if isinstance(text, Mapping) else None
+    if not isinstance(text, Mapping) or kind not in kinds:
+        raise BadCheckpoint(
+            f"config.json: text_config should be an object whose model_type is one of {', '.join(kinds)}, it is "
+            f"{quoted(text)}"
+        )
+    outer = {name: value for name, value in config.items() if name not in (*_OF_IMAGES, "text_config")}
+    return {**outer, **text}, [kinds[str(kind)]]
+
+
+def _skip_neutral(fields: Fields, family: Family, architecture: str) -> None:
+    fields.skip(*filter(is_irrelevant, fields.data), *family.irrelevant)
+    for name, values in {**NEUTRAL, **family.neutral}.items():
         fields.only(name, *values)
-    architecture = next(name for name, known in FAMILIES.items() if known == family)
     code = fields.get("auto_map", {})
     if not runs_the_same_model(code, architecture):
         raise BadCheckpoint(
@@ -136,55 +192,6 @@ def _skip_neutral(fields: Fields, family: str) -> None:
         )
 
 
-def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:
-    """Whether the query/key/value, the output and the MLP projections add a bias."""
-    if family == "qwen2":
-        fields.only("attention_bias", True)
-        return True, False, False
-    if family == "llama":
-        fields.only("pretraining_tp", 1)
-    attention = family in ("llama", "qwen3") and fields.flag("attention_bias", False)
-    return attention, attention, family == "llama" and fields.flag("mlp_bias", False)
-
-
-def _sliding_window(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
-    """The sliding window, if any layer uses one, and for each layer whether it does."""
-    kinds = _layer_types(fields, layers)
-    named = fields.get("sliding_window")
-    if family in ("qwen2", "qwen3"):
-        on, first = fields.flag("use_sliding_window", False), fields.get("max_window_layers", 28)
-        if not isinstance(first, int):
-            raise BadCheckpoint(f"config.json: max_window_layers should be a whole number, it is {quoted(first)}")
-        # Configs from before layer_types say it by the first layer that has one.
-        sliding = kinds if kinds else [on and i >= first for i in range(layers)]
-        return fields.integer("sliding_window") if any(sliding) else None, tuple(sliding)
-    if family == "mistral":
-        # 4096 is what transformers takes where the field is absent; null switches it off.
-        window = 4096 if "sliding_window" not in fields.data else named and fields.integer("sliding_window")
-    else:
-        fields.only("sliding_window", None)
-        window = None
-    sliding = [window is not None] * layers
-    fields.only("use_sliding_window", window is not None)
-    if kinds not in (None, sliding):
-        raise BadCheckpoint(
-            f"config.json: layer_types should say {'sliding' if window else 'full'}_attention for every layer of a "
-            f"{family} with sliding_window {quoted(named)}, it is {quoted(fields.get('layer_types'))}"
-        )
-    return window, tuple(sliding)
-
-
-def _layer_types(fields: Fields, layers: int) -> list[bool] | None:
-    """For each layer whether layer_types gives it a sliding window; None if the config does not say."""
-    kinds = fields.get("layer_types")
-    if not isinstance(kinds, list | None):
-        raise BadCheckpoint(f"config.json: layer_types should be a list, it is {quoted(kinds)}")
-    if kinds is None:
-        return None
-    strange = sorted(set(map(str, kinds)) - {"full_attention", "sliding_attention"})
-    if strange or len(kinds) != layers:
-        raise BadCheckpoint(
-            f"config.json: layer_types should name full_attention or sliding_attention for each of {layers} layers, "
-            f"it has {len(kinds)} entries and {quoted(strange) if strange else 'no others'}"
-        )
-    return [kind == "sliding_attention" for kind in kinds]
+def _activation(fields: Fields, family: Family) -> Activation:
+    fields.only(family.activation_field, *family.activations)
+    return family.activations[fields.get(family.activation_field, next(iter(family.activations)))]

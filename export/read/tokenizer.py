@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, clipped, quoted
-from tandemrt.engines.manifest import Marker, Markers
+from tandemrt.engines.manifest import Markers
 from tandemrt.engines.recipe import Reasoning
+from tandemrt.engines.tokenizer import read_tokenizer
+from tandemrt.export.read.speller import Speller
 
 # Everything that transformers may read to build a tokenizer, its chat template and its defaults.
 TOKENIZER_FILES = (
@@ -40,13 +40,13 @@ class CheckpointTokenizer:
 
     @classmethod
     def open(cls, folder: Path) -> "CheckpointTokenizer":
-        """Read ``tokenizer.json``. Raises BadCheckpoint when it is missing or damaged."""
+        """Read the tokenizer as the runtime will. Raises BadCheckpoint when it is missing or damaged."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             advice = "save it with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             raise BadCheckpoint(f"checkpoint must hold tokenizer.json; {path} is missing; {advice}")
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = read_tokenizer(folder).backend
         except Exception as error:  # the library raises bare Exception
             raise BadCheckpoint(f"{path} must be a tokenizer: {clipped(error)}; download it again") from error
         return cls(folder, tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
@@ -80,33 +80,18 @@ class CheckpointTokenizer:
                 raise BadCheckpoint(f"checkpoint {self.folder}: {rule}; got {quoted(stop)}; correct the config")
         return tuple(dict.fromkeys(named))
 
-    def spell(self, key: str, text: str) -> Marker:
-        """Return the ids of a marker text, without the tokens an encoder adds around a text.
-
-        Raises BadRecipe when decoding them does not give the text back, or when a text in front of the marker would
-        change them: a model could then write the marker in a way that is not recognised.
-        """
-        ids = self._encode(text)
-        unknown = getattr(self.tokenizer.model, "unk_token", None)
-        if not ids or (unknown is not None and self.tokenizer.token_to_id(unknown) in ids) or self._decode(ids) != text:
-            got = repr(self._decode(ids)) if ids else "nothing"
-            raise BadRecipe(
-                f"{key}: the tokenizer cannot spell {quoted(text)}, it gives {got}; use a text it can spell"
-            )
-        if self._encode("\n" + text)[-len(ids) :] != ids:
-            rule = "is spelled one way at the start of a text and another way within one"
-            raise BadRecipe(f"{key}: {quoted(text)} {rule}; use a special token of the tokenizer")
-        return Marker(text=text, ids=tuple(ids))
-
     def markers(self, reasoning: Reasoning, stop_ids: Iterable[int] = ()) -> Markers:
         """Spell all markers of a recipe. Raises BadRecipe for one that cannot be, or that cannot work."""
-        start = self.spell("reasoning.start", reasoning.start)
-        ends = tuple(self.spell(f"reasoning.ends[{i}]", text) for i, text in enumerate(reasoning.ends))
-        implicit = reasoning.implicit_ends
-        implicit_ends = tuple(self.spell(f"reasoning.implicit_ends[{i}]", text) for i, text in enumerate(implicit))
-        forced_end = self.spell("reasoning.forced_end", reasoning.forced_end)
+        texts = {"start": reasoning.start, "forced_end": reasoning.forced_end}
+        for name, several in (("ends", reasoning.ends), ("implicit_ends", reasoning.implicit_ends)):
+            texts |= {f"{name}[{index}]": text for index, text in enumerate(several)}
+        speller = Speller.open(self.folder, self.size, [*texts.values()])
+        spelled = {name: speller.spell(f"reasoning.{name}", text) for name, text in texts.items()}
+        start, forced_end = spelled.pop("start"), spelled.pop("forced_end")
+        ends = tuple(marker for name, marker in spelled.items() if name.startswith("ends"))
+        implicit_ends = tuple(marker for name, marker in spelled.items() if name.startswith("implicit"))
         every = [start, *ends, *implicit_ends]
-        twice = [marker.text for i, marker in enumerate(every) if marker.ids in [other.ids for other in every[:i]]]
+        twice = [marker.text for at, marker in enumerate(every) if marker.text in [other.text for other in every[:at]]]
         if twice:
             raise BadRecipe(f"reasoning: start, ends and implicit_ends must differ; {quoted(twice[0])} appears twice")
         if stopping := [marker.text for marker in (*every, forced_end) if set(marker.ids) & set(stop_ids)]:
@@ -114,11 +99,11 @@ class CheckpointTokenizer:
                 f"reasoning: a marker must not hold a stop token, which ends the text; {quoted(stopping[0])} does; "
                 "choose another"
             )
-        if not any(_contains(forced_end.ids, end.ids) for end in ends):
-            texts = ", ".join(repr(end.text) for end in ends)
-            rule = f"must contain an end marker ({texts}) as the tokenizer spells it"
+        if not any(speller.holds(forced_end, end) for end in ends):
+            texts_of_ends = ", ".join(repr(end.text) for end in ends)
             raise BadRecipe(
-                f"reasoning.forced_end {rule}; got {quoted(forced_end.text)} = {list(forced_end.ids)}; add one"
+                f"reasoning.forced_end must contain an end marker ({texts_of_ends}); got {quoted(forced_end.text)}; "
+                "add one"
             )
         return Markers(start=start, ends=ends, forced_end=forced_end, implicit_ends=implicit_ends)
 
@@ -131,12 +116,6 @@ class CheckpointTokenizer:
                     f"draft.checkpoint: its tokenizer must spell ids as the target's does; id {token} is "
                     f"{quoted(theirs)}, and {quoted(mine)} in the target; choose a draft of the target's family"
                 )
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
@@ -153,7 +132,3 @@ class CheckpointTokenizer:
 
 def _ids(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, list) else [value]
-
-
-def _contains(sequence: tuple[int, ...], part: tuple[int, ...]) -> bool:
-    return any(sequence[i : i + len(part)] == part for i in range(len(sequence) - len(part) + 1))

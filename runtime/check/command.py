@@ -14,7 +14,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.command_options import takes_options
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.options import RuntimeOptions
-from tandemrt.runtime.cli.commands import BundlePath, Report
+from tandemrt.runtime.cli.arguments import BundlePath, Report
 
 _COLOURS = {"pass": "green", "fail": "red", "measured": "cyan", "not applicable": "dim"}
 console = Console()
@@ -25,7 +25,13 @@ def register(export: typer.Typer) -> None:
     export.command()(check)
 
 
-@takes_options(leave_out=("queue_limit", "grammar_timeout_s", "profile"))  # these change nothing that is checked
+# These change nothing that is checked.
+@takes_options(
+    leave_out=(
+        *("queue_limit", "profile"),
+        *("grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"),
+    )
+)
 def check(
     bundle: BundlePath,
     out: Report = None,

@@ -14,7 +14,7 @@ from tandemrt.runtime.check.cases import awkward_case
 from tandemrt.runtime.check.finding import Finding, judged
 from tandemrt.runtime.check.walk import Plan, is_decoder, make_rows
 from tandemrt.runtime.metrics import Metrics
-from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.graphs import Graphs, same_bits
 
 _TIMES = 3  # the first makes the graph, the others replay it
 Inputs = dict[str, torch.Tensor]
@@ -48,7 +48,7 @@ def check_replay(name: str, engine: Engine, limits: Limits, plan: Plan) -> Findi
         for key, values in state.items():
             values.copy_(step[key])
         call.run()
-        different += not all(_same_bits(replayed[key], values) for key, values in (outputs | state).items())
+        different += not all(same_bits(replayed[key], values) for key, values in (outputs | state).items())
     replays = metrics.graph_replays
     reason = f"; not replayed: {', '.join(metrics.eager_runs)}" if metrics.eager_runs else ""
     return Finding(
@@ -98,7 +98,3 @@ def _outputs(engine: Engine, given: Inputs) -> Inputs:
         for b in engine.contract.outputs
         if b.name not in aliased
     }
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

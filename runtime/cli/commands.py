@@ -1,7 +1,6 @@
-"""The commands around a bundle that exists: run, bench, serve, doctor."""
+"""The commands around a bundle that exists: run, bench, chat, serve, doctor."""
 
 import json
-import os
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,13 +10,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.chat import ChatOptions
 from tandemrt.engines.command_options import takes_options
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.options import OpeningOptions, RuntimeOptions
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
+from tandemrt.runtime.cli.arguments import (
+    BundlePath,
+    MaxTokens,
+    Report,
+    Seed,
+    Temperature,
+    Trace,
+    read_json,
+    read_schema,
+)
+from tandemrt.runtime.cli.chat import chat
 from tandemrt.runtime.cli.serve import serve
 
 if TYPE_CHECKING:
@@ -27,25 +39,14 @@ if TYPE_CHECKING:
     from tandemrt.runtime.requests.prompt import Prompt
 
 
-def _writable(path: Path | None) -> Path | None:
-    # Asked before the work: a report that cannot be written would be lost with it.
-    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-        raise BadRequest(f"--json: must be a file that can be written, received {clipped(path)}; name another")
-    return path
-
-
 # The runtime's own imports take seconds: a command loads them once nothing can be refused any more.
 console = Console()
-
-BundlePath = Annotated[Path, typer.Argument(help="A bundle, as `tandemrt export build` writes it.", metavar="BUNDLE")]
-Report = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.", callback=_writable)]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-MaxTokens = Annotated[int | None, typer.Option(help="At most so many output tokens.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the one application."""
     app.command()(run)
+    app.command()(chat)
     app.command()(bench)
     app.command()(serve)
     app.command()(doctor)
@@ -59,13 +60,18 @@ def run(
     budget: Annotated[
         int | None, typer.Option(help="At most so many reasoning tokens, then the forced end; 0: none, -1: no limit.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    seed: Seed = None,
     temperature: Temperature = 0.0,
     max_tokens: MaxTokens = None,
     rule: Annotated[Literal["coupled", "rejection"], typer.Option(help="How drafts are verified.")] = "coupled",
     compare: Annotated[bool, typer.Option("--compare", help="Run without speculation as well, compare.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Do not use the chat template.")] = False,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="Variables of the chat template as JSON, such as '{\"enable_thinking\": false}'.")
+    ] = None,
+    tools: Annotated[Path | None, typer.Option(help="File with a JSON list of functions to call.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    trace: Trace = None,
     *,
     options: RuntimeOptions,
 ) -> None:
@@ -80,14 +86,18 @@ def run(
         seed=seed,
         max_tokens=max_tokens,
         thinking_token_budget=budget,
-        structured_outputs=StructuredOutputs(json=_read_schema(schema)) if schema else None,
+        structured_outputs=StructuredOutputs(json=read_schema(schema)) if schema else None,
         rule=rule,
     )
+    told = _chat_options(chat_template_kwargs, tools)
+    if raw and told:
+        raise BadRequest(f"--raw: must not come with what is said to a chat template, received {', '.join(told)}")
     _require_fit(bundle, options, params)
     from tandemrt.runtime.llm import LLM
+    from tandemrt.runtime.requests.prompt import Chat
 
-    given: Prompt = prompt if raw else [{"role": "user", "content": prompt}]
-    with LLM(bundle, **options.given()) as llm:
+    given: Prompt = prompt if raw else Chat([{"role": "user", "content": prompt}], **told)
+    with LLM(bundle, trace=trace, **options.given()) as llm:
         output = llm.generate(given, params)
         plain = None
         if compare:
@@ -157,10 +167,22 @@ def bench(
         out.write_text(json.dumps(result.to_json(), indent=2) + "\n")
 
 
-def doctor() -> None:
-    """Say what this machine can build and run, and what is missing for the rest."""
+def doctor(
+    what: Annotated[
+        str | None,
+        typer.Argument(help="A backend, serve, triton, or a bundle: what is missing for that.", metavar="[WHAT]"),
+    ] = None,
+) -> None:
+    """Say what this machine can build and run, and what is missing for the rest; of WHAT alone, exit code 1 if any."""
     from tandemrt.runtime.cli import doctor as diagnosis
 
+    if what is not None:
+        missing = diagnosis.missing(what)
+        for line in missing:
+            console.print(Text(line, style="red"), soft_wrap=True)
+        if not missing:
+            console.print("[green]nothing is missing[/]")
+        raise typer.Exit(1 if missing else 0)
     about = Table("machine", "", show_edge=False)
     for name, value in diagnosis.machine().items():
         about.add_row(name, value)
@@ -202,18 +224,17 @@ def _show_comparison(result: "Comparison") -> None:
     console.print(f"speculation / plain: [bold]{result.speedup:.2f}x[/]; same text: {result.same_text} of {total}")
 
 
-def _read_schema(path: Path) -> dict[str, Any] | bool:
-    try:
-        schema: Any = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadRequest(
-            f"--schema: must be a readable JSON file, received {clipped(path)}: {clipped(error)}"
-        ) from error
-    if not isinstance(schema, dict | bool):
-        raise BadRequest(
-            f"--schema: must hold a JSON schema, which is an object or a boolean, received {quoted(schema)} in {path}"
-        )
-    return schema
+def _chat_options(variables: str | None, tools: Path | None) -> dict[str, Any]:
+    given: dict[str, Any] = {} if tools is None else {"tools": read_json(tools, "--tools")}
+    if variables is not None:
+        try:
+            given["chat_template_kwargs"] = json.loads(variables)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(
+                f"--chat-template-kwargs: must be a JSON object, received {quoted(variables)}: {clipped(error)}"
+            ) from error
+    ChatOptions(**given)  # refused before anything opens
+    return given
 
 
 def _read_prompts(path: Path, count: int) -> tuple["list[Prompt]", list[Any]]:

@@ -4,11 +4,14 @@ import importlib.metadata
 import os
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 import torch
 
-from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BackendUnavailable, BadRequest, quoted
+from tandemrt.engines.manifest import FILE_NAME
 from tandemrt.engines.tensorrt.library import LIBRARIES, install, load
 from tandemrt.engines.tensorrt.recipe import ComputeCapability
 from tandemrt.plugins.kernels import cudnn_attention
@@ -41,6 +44,25 @@ def machine() -> dict[str, str]:
 def findings() -> list[Finding]:
     """One finding for each backend in the plan."""
     return [_onnxruntime_cpu(), _onnxruntime_cuda(), _tensorrt_rtx(), _tensorrt()]
+
+
+def missing(what: str) -> list[str]:
+    """Say, one line each, what must be installed before ``what`` runs here: a backend, an extra, or a bundle's folder.
+
+    Raises BadRequest for anything else.
+    """
+    by_backend = {finding.backend: finding for finding in findings()}
+    if what in by_backend:
+        runs = by_backend[what].runs
+        return [] if runs.startswith("yes") else [f"{what} {runs}"]
+    if what in _EXTRAS:
+        absent = [package for package in _EXTRAS[what] if _version(package) is None]
+        return [f"{what} needs {', '.join(absent)}: pip install 'tandemrt[{what}]'"] if absent else []
+    if not (Path(what) / FILE_NAME).exists():
+        known = ", ".join([*by_backend, *_EXTRAS])
+        raise BadRequest(f"WHAT: must be one of {known}, or the folder of a bundle, received {quoted(what)}")
+    backends = {engine.backend for engine in Bundle.read(what).manifest.engines.values()}
+    return [line for backend in sorted(backends) for line in missing(backend)]
 
 
 def _onnxruntime_cpu() -> Finding:
@@ -94,6 +116,7 @@ def _rtx_gpu() -> str:
     return "" if f"{found[0]}.{found[1]}" in known else f"no: needs a GPU of compute capability {', '.join(known)}"
 
 
+_EXTRAS = {"serve": ("fastapi", "prometheus-client", "uvicorn"), "triton": ("protobuf", "tritonclient")}
 # What no machine of ours has executed (docs/tensorrt.md).
 _UNTRIED = "yes, not verified: tandemrt export check BUNDLE"
 _PACKAGES = {

@@ -8,8 +8,9 @@ from rich.console import Console
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.command_options import takes_options
-from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.errors import BackendUnavailable, BadRequest
 from tandemrt.engines.options import RuntimeOptions
+from tandemrt.runtime.cli.arguments import Trace
 
 
 @takes_options(leave_out=("profile",))
@@ -26,6 +27,7 @@ def serve(
     grace: Annotated[
         int | None, typer.Option(min=0, help="Seconds to finish what runs when asked to stop; default: until done.")
     ] = None,
+    trace: Trace = None,
     *,
     options: RuntimeOptions,
 ) -> None:
@@ -35,6 +37,8 @@ def serve(
     except ModuleNotFoundError as error:
         raise BackendUnavailable(f"serve: needs {error.name}; pip install 'tandemrt[serve]'") from error
     folders = named(bundles)
+    if trace is not None and len(folders) > 1:
+        raise BadRequest(f"--trace: follows one bundle, received it with {len(folders)}; serve each by itself")
     for folder in folders.values():
         options.require_fit(Bundle.read(folder).limits)
     console = Console()
@@ -42,5 +46,5 @@ def serve(
     def ready(address: str) -> None:
         console.print(f"serving {', '.join(folders)} at {address}", soft_wrap=True, highlight=False)
 
-    with suppress(KeyboardInterrupt), opened(folders, options) as models:
+    with suppress(KeyboardInterrupt), opened(folders, options, trace) as models:
         Server(models, Door(host, port, api_key, max_body, grace), ready).run()

@@ -7,7 +7,7 @@ Thinking, budget, grammar, stop tokens, minimum and maximum length, banned and a
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,16 +15,26 @@ from tandemrt.engines.contract import mask_words
 from tandemrt.engines.errors import BadRequest, InternalError, quoted
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.masks import MaskRows
-from tandemrt.runtime.constraints.phases import Edge, Grammar, Kind, Phase, Phases, Refused, State
+from tandemrt.runtime.constraints.phases import Grammar, Kind, Phase, Phases, Refused, State, Told
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens whose role has become certain."""
+    """Tokens whose role has become certain.
+
+    A token of which parts have different roles comes as tokens that spell the parts; ``inner`` are the indices of those
+    that are not the first of one, so that all others count the tokens that were emitted.
+    """
 
     kind: Kind
     tokens: tuple[int, ...]
+    inner: frozenset[int] = frozenset()
+
+    @property
+    def emitted(self) -> int:
+        """How many emitted tokens begin here."""
+        return len(self.tokens) - len(self.inner)
 
 
 @dataclass(frozen=True)
@@ -94,7 +104,7 @@ class Constraint:
         self._words = mask_words(vocab_size)
         self._phases = Phases(base, stops, thinking, grammar, min_tokens, max_tokens)
         self._state = self._phases.start(prompt)
-        self._held: tuple[int, ...] = ()  # tokens out whose role is not certain
+        self._held: tuple[_Held, ...] = ()  # what is out and has no certain role
         self._empty_after: tuple[int, ...] | None = None  # the draft prefix that the last fill saw nothing follow
 
     @property
@@ -118,6 +128,18 @@ class Constraint:
     def forced_ends_within(self, length: int) -> int:
         """How many forced ends began within the first ``length`` tokens: a stop string may have cut the others off."""
         return sum(at <= length for at in self._state.forced_at)
+
+    @property
+    def forced_spans(self) -> list[range]:
+        """Where in the output budgets wrote their forced ends, as far as they are out."""
+        return self._phases.forced_spans(self._state)
+
+    @property
+    def undecided(self) -> Piece:
+        """What is out and might yet become part of a marker, as what it is if it does not."""
+        scribe = _Scribe(self._phases, self._held)
+        scribe.flush(self._state)
+        return scribe.pieces[0] if scribe.pieces else Piece(self._phases.plain_kind(self._state), ())
 
     @property
     def stuck(self) -> bool:
@@ -172,14 +194,14 @@ class Constraint:
             if state.finish:
                 break
             try:
-                after, edge = self._phases.step(state, token)
+                after, told = self._phases.step(state, token)
             except Refused:
                 self._phases.undo()
                 raise InternalError(
                     f"tokens: a mask row must allow every committed token; token {token} at index {len(kept)} is "
                     f"forbidden in phase {state.phase.value}. Verification must apply the rows that fill wrote"
                 ) from None
-            scribe.write(state, token, after, edge)
+            scribe.write(token, after, told)
             kept.append(token)
             state = after
         self._phases.keep()
@@ -202,35 +224,55 @@ class Constraint:
         return not kept and self.stuck
 
 
+class _Held(NamedTuple):
+    token: int  # of the text, or one that spells part of such a one
+    inner: bool  # spells a part that is not the first
+
+
 class _Scribe:
     """Gives every token its role as soon as the role is certain."""
 
-    def __init__(self, phases: Phases, held: tuple[int, ...]) -> None:
+    def __init__(self, phases: Phases, held: tuple[_Held, ...]) -> None:
         self._phases = phases
         self.held = list(held)
         self.pieces: list[Piece] = []
 
-    def write(self, before: State, token: int, after: State, edge: Edge | None) -> None:
+    def write(self, token: int, after: State, told: Iterable[Told]) -> None:
         if after.stop_token is None:
-            self.held.append(token)
-        if edge:
-            self._release(self._phases.plain_kind(before), len(self.held) - edge.length)
-            self._release(edge.kind, len(self.held))
-        else:
-            kind = "marker" if after.marker_only else self._phases.plain_kind(before)
-            self._release(kind, len(self.held) - self._phases.undecided(after))
+            self.held.append(_Held(token, False))
+        for kind, left, cuts in told:
+            size = sum(len(self._phases.symbols(held.token)) for held in self.held) if left else 0
+            self._release(kind, size - left if left else None, cuts)
 
     def flush(self, state: State) -> None:
-        self._release(self._phases.plain_kind(state), len(self.held))
+        self._release(self._phases.plain_kind(state), None, cuts=False)
 
-    def _release(self, kind: Kind, count: int) -> None:
-        if count <= 0:  # a marker that began in the prompt is longer than what is held
+    def _release(self, kind: Kind, size: int | None, cuts: bool) -> None:
+        """What spells the first ``size`` symbols is of this ``kind``; None: all."""
+        count = 0
+        while count < len(self.held) and (size is None or size > 0):  # a marker may have begun in the prompt
+            symbols = self._phases.symbols(self.held[count].token)
+            if size is not None and size < len(symbols):
+                if not cuts:
+                    break
+                self._cut(count, symbols, size)
+                continue
+            count += 1
+            size = None if size is None else size - len(symbols)
+        if not count:
             return
-        tokens = tuple(self.held[:count])
-        del self.held[:count]
+        told, self.held = self.held[:count], self.held[count:]
         if self.pieces and self.pieces[-1].kind == kind:
-            tokens = self.pieces.pop().tokens + tokens
-        self.pieces.append(Piece(kind, tokens))
+            before = self.pieces.pop()
+            told = [_Held(token, at in before.inner) for at, token in enumerate(before.tokens)] + told
+        inner = frozenset(at for at, held in enumerate(told) if held.inner)
+        self.pieces.append(Piece(kind, tuple(held.token for held in told), inner))
+
+    def _cut(self, index: int, symbols: Sequence[int], size: int) -> None:
+        """Replace a token by those that spell its first ``size`` symbols, and those that spell the others."""
+        parts = self._phases.spell(symbols[:size]) + self._phases.spell(symbols[size:])
+        inner = self.held[index].inner
+        self.held[index : index + 1] = [_Held(part, inner or at > 0) for at, part in enumerate(parts)]
 
 
 def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:

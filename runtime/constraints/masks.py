@@ -28,6 +28,10 @@ class MaskRows:
         self._held[index] = None
         return self._write(index)
 
+    def allowed(self, index: int) -> int:
+        """How many tokens row ``index`` allows."""
+        return int.from_bytes(self._rows[index].tobytes(), "little").bit_count()
+
     def settle(self) -> None:
         """All changes have been taken note of."""
         self.changed_from, self.changed = len(self._rows), 0

@@ -2,17 +2,19 @@
 
 ``Phases.write_row`` says what may come next in a state, ``Phases.step`` what a token makes of it. Looking ahead and
 committing are the same two calls; only the grammar has state of its own, and ``undo`` takes back what it was fed.
+
+Markers are found in what tokens spell, symbol by symbol (engines/vocabulary.py), so a phase may begin inside a token.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from tandemrt.runtime.constraints import bitmask
-from tandemrt.runtime.constraints.markers import NO_MARKERS, ROOT
-from tandemrt.runtime.constraints.thinking import ThinkingRule, read_prompt
+from tandemrt.runtime.constraints.markers import NO_MARKERS, ROOT, Closing, Marker
+from tandemrt.runtime.constraints.thinking import ThinkingRule, reaching, read_prompt
 
 Kind = Literal["reasoning", "marker", "answer"]
 
@@ -55,6 +57,7 @@ class State(NamedTuple):
     phase: Phase
     node: int = ROOT  # of the marker matcher
     spent: int = 0  # reasoning tokens in the current or last block
+    tail: tuple[int, ...] = ()  # symbols of the last of them, as far as they may be part of an end marker
     forced: int = 0  # tokens of the forced end that are out
     forced_at: tuple[int, ...] = ()  # `length` at the first token of each forced end
     length: int = 0  # tokens out
@@ -64,11 +67,15 @@ class State(NamedTuple):
     stop_token: int | None = None
 
 
-class Edge(NamedTuple):
-    """A boundary was crossed: the last ``length`` tokens are of this kind, what was undecided before them is plain."""
+class Told(NamedTuple):
+    """What of the text has a certain role now: all that had none, up to ``left`` symbols before its end.
 
-    length: int
+    ``cuts``: also inside a token. Else one that lies in part behind that place has no certain role either.
+    """
+
     kind: Kind
+    left: int
+    cuts: bool = True
 
 
 class Refused(Exception):
@@ -89,8 +96,11 @@ class Phases:
     ) -> None:
         self.grammar = grammar
         self._rule = rule
-        self._nodes = rule.matcher.nodes if rule else NO_MARKERS
-        self._start = rule.start if rule else ()
+        self._matcher = rule.matcher if rule else None
+        self._nodes, self._first = (
+            (self._matcher.nodes, self._matcher.first) if self._matcher else (NO_MARKERS, frozenset[int]())
+        )
+        self._start: Marker = rule.vocabulary.spelled(rule.start) if rule else ()
         self._forced_end = rule.forced_end if rule else ()
         self._forced_marker = rule.forced_marker if rule else range(0)
         self._budget = rule.budget if rule else None
@@ -98,20 +108,19 @@ class Phases:
         self._base = base
         self._base_unstoppable = bitmask.without(base, stop_ids)
         # A grammar may end with tokens that end nothing else: those of the bundle where a request ignores them.
-        self._answer_unstoppable = bitmask.without(self._base_unstoppable, grammar.stop_ids if grammar else ())
+        self._grammar_stops = frozenset(grammar.stop_ids) | stop_ids if grammar else stop_ids
+        self._answer_unstoppable = bitmask.without(base, self._grammar_stops)
         self._fed = 0  # tokens the grammar was fed since the last `keep` or `undo`
-        self._may_open = rule is not None and all(bitmask.allows(base, token) for token in self._start)
+        self._may_open = rule is not None and all(bitmask.allows(base, token) for token in rule.start)
         self._thinking_rows: dict[int, np.ndarray] = {}
-        self._refused_ends = {
-            end for end in (rule.implicit_ends if rule else ()) if grammar and not _accepts(grammar, end)
-        }
 
     def start(self, prompt: Sequence[int]) -> State:
         if self._rule is None:
             return State(Phase.ANSWER)
         reading = read_prompt(self._rule, prompt)
         if reading.block_open:
-            return self._within_budget(State(Phase.THINKING, node=reading.node, spent=reading.spent))
+            state = State(Phase.THINKING, node=reading.node, spent=reading.spent, tail=reading.tail)
+            return self._within_budget(state)
         return State(Phase.OPEN if reading.block_open is None else Phase.ANSWER, node=reading.node)
 
     def fork(self) -> "Phases":
@@ -147,100 +156,172 @@ class Phases:
             row[:] = bitmask.ALL
         elif state.phase is Phase.FORCING:
             bitmask.allow_only(row, self._forced(state))
-        elif state.marker_only:
-            bitmask.allow_only(row, self._openers(state)[0])
         else:
             assert self.grammar is not None
             self._write_grammar_row(self.grammar, state, row)
 
-    def step(self, state: State, token: int) -> tuple[State, Edge | None]:
-        """Return the state after ``token``. Raises Refused if the state's row forbids it."""
+    def step(self, state: State, token: int) -> tuple[State, tuple[Told, ...]]:
+        """Return the state after ``token``, and what it tells. Raises Refused if the state's row forbids it."""
         if state.phase is Phase.DONE:
-            return state, None
+            return state, ()
         length = state.length + 1
-        after, edge = self._take(state, token)
+        after, told = self._take(state, token)
         if after.finish is None and length != self._max_tokens:
-            return after._replace(length=length), edge
-        return after._replace(length=length, phase=Phase.DONE, finish=after.finish or "length"), edge
+            return after._replace(length=length), told
+        # Nothing becomes part of a marker any more.
+        last = told[-1]._replace(left=0)
+        return after._replace(length=length, phase=Phase.DONE, finish=after.finish or "length"), (*told[:-1], last)
 
-    def undecided(self, state: State) -> int:
-        """How many of the last tokens may still turn out to be part of a marker."""
-        if state.phase in (Phase.FORCING, Phase.DONE):
-            return 0
-        if state.phase is Phase.THINKING:
-            return self._nodes[state.node].close_prefix
-        return len(state.pending) if self.grammar else self._nodes[state.node].open_prefix
+    def forced_spans(self, state: State) -> list[range]:
+        """Where in the output forced ends were written, as far as they are out."""
+        begins = [at - 1 for at in state.forced_at]
+        return [range(begin, min(begin + len(self._forced_end), state.length)) for begin in begins]
+
+    def symbols(self, token: int) -> Sequence[int]:
+        """What a token spells, as far as somebody looks for markers."""
+        return self._rule.vocabulary.symbols(token) if self._rule else (token,)
+
+    def spell(self, symbols: Sequence[int]) -> list[int]:
+        """Tokens that spell part of a token."""
+        assert self._rule is not None
+        tokens = self._rule.vocabulary.spell(symbols)
+        assert tokens is not None
+        return tokens
 
     def plain_kind(self, state: State) -> Kind:
         """What a token that follows ``state`` is, unless it becomes part of a marker."""
-        if state.phase is Phase.THINKING:
-            return "reasoning"
-        if state.phase is Phase.FORCING:
-            if state.forced < self._forced_marker.start:
-                return "reasoning"
-            # With a grammar the answer is exactly what the grammar saw, so a forced tail belongs to the boundary.
-            return "marker" if state.forced in self._forced_marker or self.grammar else "answer"
-        return "answer"
+        return "reasoning" if state.phase in (Phase.THINKING, Phase.FORCING) else "answer"
 
-    def _take(self, state: State, token: int) -> tuple[State, Edge | None]:
+    def _take(self, state: State, token: int) -> tuple[State, tuple[Told, ...]]:
         if state.phase is Phase.FORCING:
-            return self._take_forced(state, token), None
+            return self._take_forced(state, token)
         if state.phase is Phase.THINKING:
-            return self._take_reasoning(state, token)
+            if not bitmask.allows(self._thinking_row(state.node), token):
+                raise Refused
+            return self._read(state, self.symbols(token))
         if state.phase is Phase.OPEN and self.grammar:
             return self._take_first(self.grammar, state, token)
         return self._take_answer(state, token)
 
-    def _take_forced(self, state: State, token: int) -> State:
+    def _take_forced(self, state: State, token: int) -> tuple[State, tuple[Told, ...]]:
         if token != self._forced(state):
             raise Refused
+        assert self._rule is not None
+        begin = len(self._rule.vocabulary.spelled(self._forced_end[: state.forced]))
+        end = begin + len(self.symbols(token))
+        # With a grammar the answer is exactly what the grammar saw, so a forced tail belongs to the boundary.
+        parts: list[tuple[Kind, int]] = [("reasoning", self._forced_marker.start)]
+        parts += [("marker", self._forced_marker.stop), ("marker" if self.grammar else "answer", end)]
+        told = tuple(Told(kind, max(0, end - stop)) for kind, stop in parts if stop > begin)
         forced, at = state.forced + 1, state.forced_at if state.forced else (*state.forced_at, state.length + 1)
         if forced == len(self._forced_end):
-            return state._replace(phase=Phase.ANSWER, node=ROOT, forced=0, forced_at=at)
-        return state._replace(forced=forced, forced_at=at)
+            return state._replace(phase=Phase.ANSWER, node=ROOT, tail=(), forced=0, forced_at=at), told
+        return state._replace(forced=forced, forced_at=at), told
 
-    def _take_reasoning(self, state: State, token: int) -> tuple[State, Edge | None]:
-        if not bitmask.allows(self._thinking_row(state.node), token):
-            raise Refused
-        node = self._nodes[state.node].next.get(token, ROOT)
-        closing = self._nodes[node].closes
-        if closing is None:
-            return self._within_budget(state._replace(node=node, spent=state.spent + 1)), None
-        length = len(closing.tokens)
-        after = state._replace(phase=Phase.ANSWER, node=ROOT, spent=state.spent - (length - 1))
-        if not closing.implicit:
-            return after, Edge(length, "marker")
-        if self.grammar:
-            after = self._feed(self.grammar, after, closing.tokens)
-        return after, Edge(length, "answer")
-
-    def _take_first(self, grammar: Grammar, state: State, token: int) -> tuple[State, Edge | None]:
-        # A grammar, and no answer token yet: the start marker may come first, if it begins with the first token. Tokens
-        # that fit both wait in `pending`; those that fit only the marker bind the model to finish it.
+    def _take_first(self, grammar: Grammar, state: State, token: int) -> tuple[State, tuple[Told, ...]]:
+        # A grammar, and no answer token yet: the start marker may come first, if the text begins with it. Tokens that
+        # fit both wait in `pending`; those that fit only the marker bind the model to finish it. Of a token that holds
+        # all of the marker it is the beginning of a block, unless the rest of the token says otherwise.
         tokens = (*state.pending, token)
         legal = not state.marker_only and bitmask.allows(self._answer_base(state), token) and _accepts(grammar, tokens)
-        if token in self._openers(state):
-            node = self._nodes[state.node].next.get(token, ROOT)
-            if self._nodes[node].opens:
-                return self._open_block(state._replace(pending=(), marker_only=False))
-            return state._replace(node=node, pending=tokens, marker_only=not legal), None
+        symbols, (node, end) = self.symbols(token), self._opening(state, token) or (ROOT, 0)
+        if end is None:
+            after = state._replace(node=node, pending=tokens, marker_only=not legal)
+            return after, (Told("answer" if legal else "marker", self._covered(after)),)
+        begun = state._replace(pending=(), marker_only=False)
+        if end and self._can(self._opened, begun, symbols, end):
+            return self._opened(begun, symbols, end)
         if not legal:
             raise Refused
-        return self._feed(grammar, state._replace(phase=Phase.ANSWER, node=ROOT, pending=()), tokens), None
+        after = state._replace(phase=Phase.ANSWER, node=ROOT, pending=())
+        return self._feed(grammar, after, tokens), (Told("answer", 0),)
 
-    def _take_answer(self, state: State, token: int) -> tuple[State, Edge | None]:
+    def _take_answer(self, state: State, token: int) -> tuple[State, tuple[Told, ...]]:
         if not bitmask.allows(self._answer_base(state), token):
             raise Refused
         if self.grammar:
-            return self._feed(self.grammar, state, (token,)), None
+            return self._feed(self.grammar, state, (token,)), (Told("answer", 0),)
         if token in self._stop_ids:
-            return state._replace(finish="stop", stop_token=token), None
-        node = self._nodes[state.node].next.get(token, ROOT)
-        if self._nodes[node].opens:
-            return self._open_block(state)
-        return (state if node == state.node else state._replace(node=node)), None
+            return state._replace(finish="stop", stop_token=token), (Told("answer", 0),)
+        return self._read(state, self.symbols(token))
 
-    def _feed(self, grammar: Grammar, state: State, tokens: tuple[int, ...]) -> State:
+    def _read(self, state: State, symbols: Sequence[int]) -> tuple[State, tuple[Told, ...]]:
+        """Go on with ``symbols``, what a token spells or, behind a marker in it, the rest of that."""
+        nodes, node, thinking = self._nodes, state.node, state.phase is Phase.THINKING
+        if node != ROOT or not self._first.isdisjoint(symbols):
+            for end, symbol in enumerate(symbols, 1):
+                node = nodes[node].next.get(symbol, ROOT)
+                if thinking and (closing := nodes[node].closes):
+                    return self._closed(state, symbols, end, closing)
+                if not thinking and nodes[node].opens:
+                    return self._opened(state, symbols, end)
+        if thinking:
+            undecided = nodes[node].close_prefix
+            tail = reaching((*state.tail, len(symbols)), undecided)
+            after = self._within_budget(state._replace(node=node, spent=state.spent + 1, tail=tail))
+            return after, (Told("reasoning", 0 if after.phase is Phase.FORCING else undecided, False),)
+        after = state if node == state.node else state._replace(node=node)
+        return after, (Told("answer", nodes[node].open_prefix, False),)
+
+    def _closed(
+        self, state: State, symbols: Sequence[int], end: int, closing: Closing
+    ) -> tuple[State, tuple[Told, ...]]:
+        """An end marker is complete behind ``end`` symbols of a token."""
+        size, rest = len(closing.symbols), symbols[end:]
+        marked, before = 0, size - end  # tokens of the block that the marker takes; its symbols in front of this token
+        for length in reversed(state.tail):
+            before -= length
+            if before < 0:
+                break
+            marked += 1
+        spent = state.spent - marked + (end > size)  # the token itself is reasoning if it holds some
+        after = state._replace(phase=Phase.ANSWER, node=ROOT, tail=(), spent=spent)
+        kind: Kind = "answer" if closing.implicit else "marker"
+        told = Told("reasoning", len(rest) + size), Told(kind, len(rest))
+        if self.grammar is None:
+            after, more = self._read(after, rest) if rest else (after, ())
+            return after, (*told, *more)
+        answer = (*(closing.symbols if closing.implicit else ()), *rest)
+        return self._feed_text(self.grammar, after, answer), (*told, Told("answer", 0))
+
+    def _opened(self, state: State, symbols: Sequence[int], end: int) -> tuple[State, tuple[Told, ...]]:
+        """The start marker is complete behind ``end`` symbols of a token."""
+        rest = symbols[end:]
+        told = Told("answer", len(rest) + len(self._start)), Told("marker", len(rest))
+        begun = state._replace(phase=Phase.THINKING, node=ROOT, spent=0, tail=())
+        if not rest:
+            return self._within_budget(begun), told
+        # The token holds the end of the marker, so it is no reasoning token.
+        after, more = self._read(begun._replace(spent=-1), rest)
+        return after._replace(spent=0, tail=()), (*told, *more)
+
+    def _opening(self, state: State, token: int) -> tuple[int, int | None] | None:
+        """Whether ``token`` goes on with a start marker that all of the text so far belongs to, None if not.
+
+        Else the node behind it and, if it completes the marker, how many of its symbols do so.
+        """
+        if state.phase is not Phase.OPEN or not self._may_open or not bitmask.allows(self._base_unstoppable, token):
+            return None
+        covered, node, end = self._covered(state), state.node, 0
+        for end, symbol in enumerate(self.symbols(token), 1):
+            node = self._nodes[node].next.get(symbol, ROOT)
+            if self._nodes[node].opens and len(self._start) >= covered + end:
+                return node, end
+        return (node, None) if self._nodes[node].open_prefix >= covered + end else None
+
+    def _covered(self, state: State) -> int:
+        """Symbols of what is pending: all of the text so far may be part of a start marker."""
+        return sum(len(self.symbols(token)) for token in state.pending)
+
+    def _feed_text(self, grammar: Grammar, state: State, symbols: Sequence[int]) -> State:
+        """Feed a part of a token, in tokens that spell it and end nothing."""
+        assert self._rule is not None
+        tokens = self._rule.vocabulary.spell(symbols, self._grammar_stops)
+        if tokens is None:
+            raise Refused
+        return self._feed(grammar, state, tokens) if tokens else state
+
+    def _feed(self, grammar: Grammar, state: State, tokens: Sequence[int]) -> State:
         for token in tokens:
             if not grammar.accept(token):
                 raise Refused
@@ -248,10 +329,6 @@ class Phases:
         if grammar.is_terminated() or tokens[-1] in self._stop_ids:
             return state._replace(finish="stop", stop_token=tokens[-1])
         return state
-
-    def _open_block(self, state: State) -> tuple[State, Edge]:
-        after = self._within_budget(state._replace(phase=Phase.THINKING, node=ROOT, spent=0))
-        return after, Edge(len(self._start), "marker")
 
     def _within_budget(self, state: State) -> State:
         if self._budget is None or state.spent < self._budget:
@@ -265,34 +342,44 @@ class Phases:
         return self._base if state.length >= self._min_tokens else self._answer_unstoppable
 
     def _thinking_row(self, node: int) -> np.ndarray:
-        # All tokens, but no stop token and none that completes an implicit end the grammar cannot begin with.
+        # All tokens, but no stop token and none in which the reasoning ends and the grammar cannot begin.
+        if self.grammar is None or self._matcher is None:
+            return self._base_unstoppable
         if node not in self._thinking_rows:
-            refused = [
-                token
-                for token, child in self._nodes[node].next.items()
-                if (closing := self._nodes[child].closes) and closing.implicit and closing.tokens in self._refused_ends
-            ]
+            state = State(Phase.THINKING, node=node)
+            closing = self._matcher.closing(node)
+            refused = [token for token in closing if not self._can(self._read, state, self.symbols(token))]
             self._thinking_rows[node] = bitmask.without(self._base_unstoppable, refused)
         return self._thinking_rows[node]
 
-    def _openers(self, state: State) -> tuple[int, ...]:
-        # The tokens that begin the start marker, or carry on one that covers all of this phase's tokens.
-        if state.phase is not Phase.OPEN or not self._may_open:
-            return ()
-        begun = self._nodes[state.node].open_prefix
-        carried_on = (self._start[begun],) if begun >= len(state.pending) else ()
-        return carried_on if state.pending else (*carried_on, self._start[0])
-
     def _write_grammar_row(self, grammar: Grammar, state: State, row: np.ndarray) -> None:
-        taken = sum(map(grammar.accept, state.pending))
-        if grammar.is_terminated():
-            row[:] = 0
-        else:
-            grammar.fill(row)
-        grammar.rollback(taken)
-        row &= self._answer_base(state)
-        for token in self._openers(state):
-            bitmask.allow(row, token)
+        row[:] = 0
+        if not state.marker_only:
+            taken = sum(map(grammar.accept, state.pending))
+            if not grammar.is_terminated():
+                grammar.fill(row)
+            grammar.rollback(taken)
+            row &= self._answer_base(state)
+        if state.phase is not Phase.OPEN or not self._may_open or self._matcher is None:
+            return
+        for token in self._matcher.opening(state.node, self._covered(state)):
+            if (opening := self._opening(state, token)) is None:
+                continue
+            if opening[1] is None or self._can(self._opened, state, self.symbols(token), opening[1]):
+                bitmask.allow(row, token)
+
+    def _can(self, read: Callable[..., object], *arguments: object) -> bool:
+        """Whether the grammar takes what ``read`` feeds it. Leaves no trace."""
+        fed = self._fed
+        try:
+            read(*arguments)
+        except Refused:
+            return False
+        finally:
+            if self.grammar:
+                self.grammar.rollback(self._fed - fed)
+            self._fed = fed
+        return True
 
 
 def _accepts(grammar: Grammar, tokens: Sequence[int]) -> bool:

@@ -1,18 +1,22 @@
 """The rule of a reasoning block: what opens it, what closes it, how long it may be, how it is closed by force."""
 
 import operator
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandemrt.engines.errors import BadRequest, quoted
+from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints import markers
 from tandemrt.runtime.constraints.markers import ROOT, Marker, MarkerMatcher
 
 
 @dataclass(frozen=True)
 class ThinkingRule:
-    """Markers as token-id sequences, and a budget.
+    """Markers, each as token ids that spell it, and a budget.
+
+    A marker is what its ids spell: it is found wherever that stands, whatever tokens spell it there. A control token
+    is spelled by itself alone.
 
     Args:
         start: opens a block.
@@ -21,6 +25,7 @@ class ThinkingRule:
             and must contain one of ``ends``.
         implicit_ends: each closes a block and is itself content, such as a tool-call opener.
         budget: reasoning tokens allowed in one block. 0 closes it at once, None and -1 set no limit.
+        vocabulary: what ids spell.
 
     Raises:
         BadRequest: an empty or contradictory marker, a forced end without an end marker, any other budget.
@@ -31,31 +36,37 @@ class ThinkingRule:
     forced_end: Marker
     implicit_ends: tuple[Marker, ...] = ()
     budget: int | None = None
+    vocabulary: Vocabulary = field(kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
+        width = len(self.vocabulary.tokens)
         fields = {
-            "start": _marker("start", self.start),
-            "ends": _markers("ends", self.ends),
-            "forced_end": _marker("forced_end", self.forced_end),
-            "implicit_ends": _markers("implicit_ends", self.implicit_ends),
+            "start": _marker("start", self.start, width),
+            "ends": _markers("ends", self.ends, width),
+            "forced_end": _marker("forced_end", self.forced_end, width),
+            "implicit_ends": _markers("implicit_ends", self.implicit_ends, width),
             "budget": _budget(self.budget),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         if not self.ends:
             raise BadRequest("ends: at least one end marker is needed, got none")
-        for both in set(self.ends) & set(self.implicit_ends):
-            raise BadRequest(f"implicit_ends: {list(both)} is also one of ends; a marker is content or it is not")
-        _find_end(self.forced_end, self.ends)
+        ends = {self.vocabulary.spelled(end): end for end in self.ends}
+        for implicit in self.implicit_ends:
+            if both := ends.get(self.vocabulary.spelled(implicit)):
+                raise BadRequest(f"implicit_ends: {list(both)} is also one of ends; a marker is content or it is not")
+        _find_end(self)
 
     @property
     def matcher(self) -> MarkerMatcher:
-        return markers.matcher(self.start, self.ends, self.implicit_ends)
+        spelled = self.vocabulary.spelled
+        ends, implicit_ends = (tuple(map(spelled, each)) for each in (self.ends, self.implicit_ends))
+        return markers.matcher(self.vocabulary, spelled(self.start), ends, implicit_ends)
 
     @property
     def forced_marker(self) -> range:
-        """Where in ``forced_end`` its first end marker stands."""
-        return _find_end(self.forced_end, self.ends)
+        """Where in what ``forced_end`` spells its first end marker stands."""
+        return _find_end(self)
 
 
 @dataclass(frozen=True)
@@ -65,58 +76,84 @@ class PromptReading:
     block_open: bool | None
     node: int  # of the rule's matcher, so that a marker may straddle prompt and output
     spent: int  # reasoning tokens of the block that is open
+    tail: tuple[int, ...] = ()  # symbols of the last of them, as far as they may be part of an end marker
 
 
 def read_prompt(rule: ThinkingRule, prompt: Iterable[int]) -> PromptReading:
     """Find the phase a prompt ends in: its last marker wins.
 
     A start marker inside an open block begins that block anew, for a prompt may quote a marker without closing it.
-    An implicit end counts only inside a block: outside, it is ordinary content (a template that describes tools).
+    An implicit end counts only inside a block: outside, it is ordinary content (a template that describes tools), in
+    which an end marker counts as anywhere else. The token that holds the end of a start marker is no reasoning token.
     """
-    matcher = rule.matcher
-    block_open, node, spent = None, ROOT, 0
+    matcher, symbols_of = rule.matcher, rule.vocabulary.symbols
+    nodes, first = matcher.nodes, matcher.first
+    block_open: bool | None = None
+    node, spent = ROOT, 0
+    tail: tuple[int, ...] = ()
     for token in prompt:
-        node = matcher.step(node, token)
-        here = matcher.nodes[node]
-        if here.closes and (block_open or not (here.closes.implicit or here.opens)):
-            block_open, node, spent = False, ROOT, 0
-        elif here.opens:
-            block_open, node, spent = True, ROOT, 0
-        elif block_open:
-            spent += 1
-    return PromptReading(block_open, node, spent)
+        symbols = symbols_of(token)
+        if node == ROOT and first.isdisjoint(symbols):
+            spent, tail = spent + 1, ()
+            continue
+        within = block_open
+        for symbol in symbols:
+            node = nodes[node].next.get(symbol, ROOT)
+            here = nodes[node]
+            if here.closes if block_open else here.ends and not here.opens:
+                block_open, within, node = False, False, ROOT
+            elif here.opens:
+                block_open, within, node, spent, tail = True, False, ROOT, 0, ()
+        if within:
+            spent, tail = spent + 1, reaching((*tail, len(symbols)), nodes[node].close_prefix)
+    return PromptReading(block_open, node, spent if block_open else 0, tail if block_open else ())
 
 
-def _find_end(forced_end: Marker, ends: Sequence[Marker]) -> range:
+def reaching(lengths: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The last of ``lengths``, as many as it takes to reach ``size`` symbols back."""
+    if size == 0:
+        return ()
+    reached, count = 0, 0
+    while reached < size and count < len(lengths):
+        count += 1
+        reached += lengths[-count]
+    return lengths[-count:]
+
+
+def _find_end(rule: ThinkingRule) -> range:
+    spelled = rule.vocabulary.spelled
+    forced_end = spelled(rule.forced_end)
     found = [
         range(begin, begin + len(end))
-        for end in ends
+        for end in map(spelled, rule.ends)
         for begin in range(len(forced_end) - len(end) + 1)
         if forced_end[begin : begin + len(end)] == end
     ]
     if not found:
         raise BadRequest(
-            f"forced_end: must contain one of ends {[list(end) for end in ends]}, or the block would never close; "
-            f"got {quoted(list(forced_end))}. Append an end marker"
+            f"forced_end: must contain one of ends {[list(end) for end in rule.ends]}, or the block would never close; "
+            f"got {quoted(list(rule.forced_end))}. Append an end marker"
         )
     return min(found, key=lambda place: (place.stop, place.start))
 
 
-def _markers(name: str, value: Any) -> tuple[Marker, ...]:
+def _markers(name: str, value: Any, width: int) -> tuple[Marker, ...]:
     try:
         items = list(value)
     except TypeError:
         items = [value]
-    return tuple(_marker(f"{name}[{index}]", item) for index, item in enumerate(items))
+    return tuple(_marker(f"{name}[{index}]", item, width) for index, item in enumerate(items))
 
 
-def _marker(name: str, value: Any) -> Marker:
+def _marker(name: str, value: Any, width: int) -> Marker:
     try:
         marker = tuple(_integer(token) for token in value)
     except TypeError:
         raise BadRequest(f"{name}: a marker is a sequence of token ids, got {quoted(value)}") from None
     if not marker or min(marker) < 0:
         raise BadRequest(f"{name}: a marker is a non-empty sequence of token ids >= 0, got {quoted(value)}")
+    if max(marker) >= width:
+        raise BadRequest(f"{name}: token ids must be in 0..{width - 1}, got {quoted(list(marker))}")
     return marker
 
 

@@ -4,6 +4,7 @@ Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
 """
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.running import Running
@@ -61,7 +62,11 @@ class NgramIndex:
         self._indexed = 0  # ends [0, indexed) are in the index
 
     def lookup(self, count: int) -> list[int]:
-        """Return up to ``count`` tokens that followed the latest earlier occurrence of the longest matching suffix."""
+        """Return ``count`` tokens as they followed the latest earlier place of the longest matching suffix, if any.
+
+        Where that reaches the end of the text, it goes on from its own beginning: a text that repeats itself repeats
+        itself further.
+        """
         newest = len(self._tokens)
         for end in range(self._indexed, newest):
             for size in self._sizes:
@@ -71,5 +76,5 @@ class NgramIndex:
         for size in self._sizes:
             found = self._ends.get(tuple(self._tokens[newest - size :])) if size < newest else None
             if found is not None:
-                return list(self._tokens[found : found + count])
+                return list(islice(cycle(self._tokens[found : found + count]), count))
         return []

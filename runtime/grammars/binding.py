@@ -39,9 +39,9 @@ class GrammarCompiler:
         info = library.TokenizerInfo(list(tokens), _RAW, len(tokens), list(stop_token_ids), False)
         self._handle = library.GrammarCompiler(info, max_threads, False, -1)  # no cache, no limit to it
 
-    def compile_grammar(self, source: str) -> CompiledGrammar:
-        """From EBNF, whose first rule is ``root``."""
-        return CompiledGrammar(self._handle.compile_grammar_from_strings(source, "root"))
+    def compile_grammar(self, source: str, root: str = "root") -> CompiledGrammar:
+        """From EBNF, whose texts are those of the rule ``root``."""
+        return CompiledGrammar(self._handle.compile_grammar_from_strings(source, root))
 
 
 class GrammarMatcher:

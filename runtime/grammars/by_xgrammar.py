@@ -112,10 +112,10 @@ class XGrammarCompiler:
         self._spelling_nothing = frozenset(i for i, token in enumerate(vocabulary.tokens) if not token)
         self._compiler = binding.GrammarCompiler(vocabulary.tokens, self._stop_ids, max_threads=1)
 
-    def compile(self, source: str) -> XGrammarGrammar:
-        """Compile an EBNF grammar. Raises ValueError."""
+    def compile(self, source: str, root: str = "root") -> XGrammarGrammar:
+        """Compile an EBNF grammar whose texts are those of the rule ``root``. Raises ValueError."""
         try:
-            compiled = self._compiler.compile_grammar(source)
+            compiled = self._compiler.compile_grammar(source, root)
         except RuntimeError as error:
             raise ValueError(_reason(error)) from error
         return XGrammarGrammar(compiled, self._vocabulary, self._stop_ids, self._spelling_nothing, self._utf8)

@@ -12,7 +12,7 @@ ENGINES: dict[str, tuple[Engine, ...]] = {
     "json": ("llguidance",),
     "json_object": ("llguidance",),
     "regex": ("llguidance",),
-    "choice": ("xgrammar", "llguidance"),
+    "choice": ("llguidance", "xgrammar"),
     "grammar": ("xgrammar",),
 }
 

@@ -3,8 +3,9 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakMethod
 
@@ -13,10 +14,12 @@ from tandemrt.engines.params import StructuredOutputs
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime import leaving
 from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.fair import FairExecutor
 from tandemrt.runtime.grammars.engine import Engine
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.output import OutputCheck
 from tandemrt.runtime.grammars.readings import Readings
+from tandemrt.runtime.processes.pool import ProcessPool
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.structured import Source
@@ -80,6 +83,8 @@ class GrammarLibrary:
         max_source_bytes: larger sources are refused.
         workers: compilations at once.
         cache: None for one of its own.
+        processes: where a schema is read that is not quick to read, and an EBNF grammar is tried; None: here, and not.
+        slowest_row_s: of the processor's time, that a row may take where a grammar is tried.
     """
 
     def __init__(
@@ -91,30 +96,37 @@ class GrammarLibrary:
         max_source_bytes: int = 1 << 18,
         workers: int = 2,
         cache: GrammarCache | None = None,
+        processes: ProcessPool | None = None,
+        slowest_row_s: float = 0.1,
     ) -> None:
         self._stop_ids = tuple(stop_ids)
         self._compiler = GrammarCompiler(vocabulary, self._stop_ids)
+        self._vocabulary = vocabulary
+        self._slowest_row_s = slowest_row_s
         self._digest = vocabulary.digest
         self._timeout_s = timeout_s
         self._max_source_bytes = max_source_bytes
         self._cache = GrammarCache() if cache is None else cache
-        self._readings = Readings()
+        self._processes = processes
+        self._readings = Readings(max_source_bytes)
         self._lock = threading.Lock()
         self._waiting: dict[Source, _Compilation] = {}
-        self._pool = ThreadPoolExecutor(workers, "grammar", initializer=_wait_for, initargs=(WeakMethod(self.close),))
+        self._pool = FairExecutor(workers, "grammar", initializer=_wait_for, initargs=(WeakMethod(self.close),))
         self._asked: WeakKeyDictionary[Future[Compiled], Future[CompiledGrammar]] = WeakKeyDictionary()
         self._closed = False
 
-    def compile(self, structured: StructuredOutputs) -> "Future[Compiled]":
+    def compile(self, structured: StructuredOutputs, client: str = "") -> "Future[Compiled]":
         """Return a future of the compiled grammar; it fails with BadRequest when compiling takes ``timeout_s``.
 
-        It cannot be cancelled; see ``abandon``.
+        It cannot be cancelled; see ``abandon``. ``client``: whose it is; nobody's grammars take up all workers.
 
         Raises:
             BadRequest: at once, for what needs no compiler: an invalid schema, a keyword that cannot be enforced, a
                 source that is too large.
         """
-        source, check = self._readings.read(structured)
+        source, check = self._readings.read(
+            structured, None if self._processes is None else partial(self._read, client)
+        )
         size = len(source.text.encode())
         if size > self._max_source_bytes:
             raise BadRequest(
@@ -122,7 +134,7 @@ class GrammarLibrary:
             )
         result: Future[Compiled] = Future()
         result.set_running_or_notify_cancel()
-        compiled = self._grammar(source)
+        compiled = self._grammar(source, client)
 
         def hand_over(grammar: "Future[CompiledGrammar]") -> None:
             failure = CancelledError() if grammar.cancelled() else grammar.exception()
@@ -145,11 +157,17 @@ class GrammarLibrary:
             self._closed = True
             stranded = [source for source, compilation in self._waiting.items() if not compilation.begun]
             futures = [future for source in stranded for future in self._waiting.pop(source).futures]
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False)
         for future in futures:
             _settle(future, None, Closed("this runtime was closed; open the bundle again"))
 
-    def _grammar(self, source: "Source") -> "Future[CompiledGrammar]":
+    def _read(self, client: str, *work: Any) -> tuple[str, str]:
+        assert self._processes is not None
+        what = "structured_outputs.json: reading the schema"
+        text, dialect = self._processes.submit(client, what, self._timeout_s, *work).result()
+        return text, dialect
+
+    def _grammar(self, source: "Source", client: str) -> "Future[CompiledGrammar]":
         future: Future[CompiledGrammar] = Future()
         with self._lock:
             if self._closed:
@@ -157,7 +175,7 @@ class GrammarLibrary:
             known = self._cache.get(self._key(source))
             if known is None:
                 if source not in self._waiting:
-                    self._pool.submit(self._compile, source)
+                    self._pool.submit(client, self._compile, source, client)
                     self._waiting[source] = _Compilation()
                 self._waiting[source].futures.append(future)
                 if self._waiting[source].begun:
@@ -183,7 +201,7 @@ class GrammarLibrary:
         rule += "bounded strings and repetitions are the slow ones) or raise the limit"
         _settle(future, None, BadRequest(rule))
 
-    def _compile(self, source: "Source") -> None:
+    def _compile(self, source: "Source", client: str) -> None:
         """Compile for all who wait for ``source``. Whatever is raised is theirs."""
         with self._lock:
             compilation = self._waiting.get(source)
@@ -197,6 +215,8 @@ class GrammarLibrary:
         try:
             for future in patient:
                 self._limit(source, future)
+            if source.engine == "xgrammar" and self._processes is not None:
+                self._try(source.text, client, self._processes)
             grammar = self._compiler.compile(source.kind, source.text, any_whitespace=source.any_whitespace)
             self._cache.put(self._key(source), grammar, grammar.size_bytes + len(source.text))
         except BaseException as error:
@@ -205,6 +225,13 @@ class GrammarLibrary:
             del self._waiting[source]
         for future in compilation.futures:
             _settle(future, grammar, failure)
+
+    def _try(self, grammar: str, client: str, processes: ProcessPool) -> None:
+        """Raise BadRequest for a grammar that has too much work in it; see trial.py."""
+        from tandemrt.runtime.grammars.trial import tried
+
+        work = (self._vocabulary.tokens, self._stop_ids, grammar, self._slowest_row_s)
+        processes.submit(client, "structured_outputs.grammar: trying it", self._timeout_s, tried, *work).result()
 
     def _key(self, source: "Source") -> tuple[Any, ...]:
         return self._digest, self._stop_ids, source

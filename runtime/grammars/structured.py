@@ -3,10 +3,11 @@
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tandemrt.engines.errors import BadRequest, clipped, quoted
+from tandemrt.engines.errors import BadRequest, NotQuick, clipped, quoted
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars import patterns
 from tandemrt.runtime.grammars.engine import Engine, engine_of
@@ -16,8 +17,10 @@ from tandemrt.runtime.grammars.schema.emit import enforceable, loosened
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 DEEPEST = 64  # levels of nesting in a schema
-MOST_VALUES = 1 << 18  # in a schema: more than fit the largest source
 LARGEST_BITS = 1024  # of a number: beyond, no double holds it
+QUICK_CHARACTERS = 1 << 14  # of a schema that is read where it is asked for
+
+Elsewhere = Callable[..., tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,24 @@ class Source:
     any_whitespace: bool = True
 
 
-def read(structured: StructuredOutputs) -> tuple[Source, OutputCheck | None]:
-    """Return what to compile for a request, and the check of its finished text. Raises BadRequest."""
+def read(structured: StructuredOutputs, elsewhere: Elsewhere | None = None) -> tuple[Source, OutputCheck | None]:
+    """Return what to compile for a request, and the check of its finished text. Raises BadRequest.
+
+    A schema that is not quick to read is read ``elsewhere``, which calls ``held_json`` and returns its result.
+    """
     engine = engine_of(structured)
     spaced = not structured.disable_any_whitespace
     if structured.json_schema is not None:
-        schema = schema_of(structured.json_schema)
-        held = loosened(schema) if structured.validate_output else enforceable(schema)
-        check = OutputCheck(json.dumps(schema), dialect_of(schema)) if structured.validate_output else None
-        return Source("json", json.dumps(held), engine, spaced), check
+        text = json.dumps(schema_of(structured.json_schema))
+        try:
+            if elsewhere is not None and len(text) > QUICK_CHARACTERS:
+                raise NotQuick
+            held, dialect = held_json(text, loose=structured.validate_output, quick=elsewhere is not None)
+        except NotQuick:
+            assert elsewhere is not None
+            held, dialect = elsewhere(held_json, text, structured.validate_output)
+        check = OutputCheck(text, dialect) if structured.validate_output else None
+        return Source("json", held, engine, spaced), check
     if structured.json_object:
         return Source("json", json.dumps(ANY_OBJECT), engine, spaced), None
     if structured.regex is not None:
@@ -50,28 +62,37 @@ def read(structured: StructuredOutputs) -> tuple[Source, OutputCheck | None]:
     return Source("grammar", _choice_grammar(structured.choice), engine), None
 
 
-def schema_of(given: dict[str, Any] | bool | str) -> Any:
-    """A schema as it was given, copied, or parsed where it is text. Raises BadRequest for what is no JSON."""
+def held_json(schema: str, loose: bool, quick: bool = False) -> tuple[str, str]:
+    """Return the schema that a grammar is compiled from, as JSON, and the dialect of ``schema``. Raises BadRequest."""
+    value = json.loads(schema)
+    return json.dumps((loosened if loose else enforceable)(value, quick=quick)), dialect_of(value)
+
+
+def schema_of(given: dict[str, Any] | bool | str, most_bytes: int = 1 << 18) -> Any:
+    """A schema as it was given, copied, or parsed where it is text. Raises BadRequest for what is no JSON or too large.
+
+    The size is that of its characters and values, each counted wherever it stands.
+    """
     if isinstance(given, str):
         try:
             given = json.loads(given, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"structured_outputs.json: the schema is not JSON: {clipped(error)}") from None
-    return _Reader().read(given)
+    return _Reader(most_bytes).read(given)
 
 
 class _Reader:
     """Copies a schema value by value, so that nobody changes it meanwhile, and refuses what is not JSON."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
         self._path: list[str] = []
         self._around: list[int] = []  # ids of what the value stands in
-        self._count = 0
 
     def read(self, value: Any) -> Any:
-        self._count += 1
-        if self._count > MOST_VALUES:
-            raise self._refusal(f"must hold at most {MOST_VALUES} values, got more; simplify it")
+        self._left -= 1 + (len(value) if isinstance(value, str) else 0)
+        if self._left < 0:
+            raise self._refusal(f"must be at most {self._most} bytes (max_grammar_bytes), got more; shorten it")
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, int) and value.bit_length() <= LARGEST_BITS:
@@ -81,6 +102,7 @@ class _Reader:
         if isinstance(value, dict):
             if strange := [key for key in value if not isinstance(key, str)]:
                 raise self._refusal(f"keys must be texts, got {quoted(strange[0])}; write it as one")
+            self._left -= sum(map(len, value))
             return {key: self._within(value, key, child) for key, child in value.items()}
         if isinstance(value, list | tuple):
             return [self._within(value, str(index), child) for index, child in enumerate(value)]

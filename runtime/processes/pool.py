@@ -4,7 +4,6 @@ import json
 import pickle
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from weakref import WeakMethod
 
 from tandemrt.engines.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime import leaving
+from tandemrt.runtime.fair import Shares
 from tandemrt.runtime.processes.process import Process
 
 _IDLE_S = 60.0  # then a process that nobody needs gives its memory back
@@ -29,29 +29,32 @@ class ProcessPool:
         self._processes = processes
         self._most_waiting = waiting
         self._memory_bytes = memory_bytes
-        self._work: deque[_Work] = deque()
+        self._shares: Shares[_Work] = Shares(processes)
         self._threads: dict[threading.Thread, Process | None] = {}
         self._idle = 0
         self._changed = threading.Condition()
         self._closed = False
 
-    def submit(self, what: str, limit_s: float, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+    def submit(
+        self, client: str, what: str, limit_s: float, function: Callable[..., Any], *arguments: Any
+    ) -> "Future[Any]":
         """Return a future of ``function(*arguments)``: a function of a module, its result in the types of JSON.
 
         It fails with BadRequest if the work takes ``limit_s`` from where a process has begun with it, or more memory
         than a process has, or raises BadRequest; with ProcessLost if the process is killed, and with Closed.
-        ``what`` names it in these errors. Raises QueueFull while too much waits, and Closed once closed.
+        ``what`` names it in these errors; whose it is, ``client``, matters to Shares. Raises QueueFull while too much
+        waits, and Closed once closed.
         """
-        work = _Work(what, limit_s, pickle.dumps((function, arguments)), Future())
+        work = _Work(client, what, limit_s, pickle.dumps((function, arguments)), Future())
         with self._changed:
             if self._closed:
                 raise Closed("this runtime was closed; open the bundle again")
-            if len(self._work) >= self._most_waiting + self._idle:
+            if len(self._shares) >= self._most_waiting + self._idle:
                 raise QueueFull(
                     f"{what}: at most {self._most_waiting} may wait for a process and as many do; try later"
                 )
-            self._work.append(work)
-            if len(self._work) > self._idle and len(self._threads) < self._processes:
+            self._shares.add(client, work)
+            if len(self._shares) > self._idle and len(self._threads) < self._processes:
                 self._start()
             self._changed.notify()
         return work.future
@@ -60,7 +63,7 @@ class ProcessPool:
         """Kill the processes; whoever waits hears Closed. Safe to call twice, and from any thread."""
         with self._changed:
             self._closed = True
-            stranded, self._work = list(self._work), deque()
+            stranded = self._shares.clear()
             processes = [process for process in self._threads.values() if process is not None]
             self._changed.notify_all()
         for process in processes:
@@ -80,6 +83,9 @@ class ProcessPool:
         process: Process | None = None
         while (work := self._next()) is not None:
             process = self._do(work, process)
+            with self._changed:
+                self._shares.done(work.client)
+                self._changed.notify()  # who waited for a share
         if process is not None:
             process.end()
 
@@ -88,11 +94,11 @@ class ProcessPool:
         end = time.monotonic() + _IDLE_S
         with self._changed:
             self._idle += 1
-            while not self._work and not self._closed and (left := end - time.monotonic()) > 0:
+            while (taken := self._shares.take()) is None and not self._closed and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
             self._idle -= 1
-            if self._work:
-                return self._work.popleft()
+            if taken is not None:
+                return taken[1]
             del self._threads[threading.current_thread()]
             return None
 
@@ -128,6 +134,7 @@ class ProcessPool:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
+    client: str
     what: str
     limit_s: float
     message: bytes

@@ -9,6 +9,8 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.fit import require_fit
+from tandemrt.engines.generation_config import recommended
+from tandemrt.engines.options import RuntimeOptions
 from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import Tokenizer
 from tandemrt.engines.vocabulary import Vocabulary
@@ -20,8 +22,9 @@ from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.output import OutputCheck
 from tandemrt.runtime.processes.pool import ProcessPool
 from tandemrt.runtime.requests.penalties import Penalties
-from tandemrt.runtime.requests.prompt import Prompt, token_ids
+from tandemrt.runtime.requests.prompt import Prompt, PromptReader
 from tandemrt.runtime.requests.request import Listener, Request
+from tandemrt.runtime.requests.share import GrammarShare
 from tandemrt.runtime.requests.text import Transcript
 from tandemrt.runtime.requests.waiting import Enforcement, Waiting
 
@@ -34,19 +37,35 @@ class Admission:
         bundle: Bundle,
         tokenizer: Tokenizer,
         vocabulary: Vocabulary,
+        options: RuntimeOptions,
         *,
         window: int,
-        prefix_caching: bool,
-        grammar_timeout_s: float,
     ) -> None:
         self._bundle = bundle
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._defaults = recommended(bundle.tokenizer_dir) if options.generation_config else {}
         self._window = window
-        self._digest = bundle.manifest.digest if prefix_caching else None
+        self._digest = bundle.manifest.digest if options.prefix_caching else None
         self._require_rules()
-        self._grammars = GrammarLibrary(vocabulary, stop_ids=bundle.stop_ids, timeout_s=grammar_timeout_s)
         self._processes = ProcessPool()
-        self._check_timeout_s = grammar_timeout_s
+        self._prompts = PromptReader(
+            tokenizer,
+            valid_tokens=bundle.valid_tokens,
+            limit=bundle.limits.length - 1,
+            most_bytes=options.prompt_bytes(bundle.limits),
+            processes=self._processes,
+            timeout_s=options.prompt_timeout_s,
+        )
+        self._grammars = GrammarLibrary(
+            vocabulary,
+            stop_ids=bundle.stop_ids,
+            timeout_s=options.grammar_timeout_s,
+            max_source_bytes=options.max_grammar_bytes,
+            slowest_row_s=options.fill_timeout_s,
+            processes=self._processes,
+        )
+        self._options = options
 
     def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> Waiting:
         """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
@@ -55,8 +74,12 @@ class Admission:
         called = time.monotonic()
         params = params.checked()
         limits = self._bundle.limits
-        ids = token_ids(prompt, self._tokenizer, valid_tokens=self._bundle.valid_tokens, limit=limits.length - 1)
+        ids = self._prompts.read(prompt, None if params.timeout_s is None else called + params.timeout_s, client)
         room = limits.length - len(ids)
+        defaults = dict(self._defaults)
+        if "max_tokens" in defaults:  # what was recommended for any prompt
+            defaults["max_tokens"] = min(room, defaults["max_tokens"])
+        params = params.over(defaults)
         if params.max_tokens is not None and params.max_tokens > room:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
@@ -76,7 +99,7 @@ class Admission:
         )
         return Waiting(
             request,
-            self._enforcement(ids, params, max_tokens),
+            self._enforcement(ids, params, max_tokens, client),
             Transcript(self._tokenizer.backend, params.stop, include_stop=params.include_stop_str_in_output),
             Penalties.of(ids, params),
             self._hashes(ids, params.cache_salt),
@@ -94,7 +117,9 @@ class Admission:
         hashes.first(ids, len(ids) // BLOCK_SIZE)  # here rather than in the loop
         return hashes
 
-    def _enforcement(self, ids: list[int], params: SamplingParams, max_tokens: int) -> "Future[Enforcement]":
+    def _enforcement(
+        self, ids: list[int], params: SamplingParams, max_tokens: int, client: str
+    ) -> "Future[Enforcement]":
         thinking = self._thinking(params)
         stop_ids = (*(() if params.ignore_eos else self._bundle.stop_ids), *params.stop_token_ids)
 
@@ -124,8 +149,9 @@ class Admission:
             try:
                 # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
                 grammar = compiled.result()
-                check = None if grammar.check is None else partial(self._check, grammar.check)
-                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check))
+                check = None if grammar.check is None else partial(self._check, client, grammar.check)
+                share = GrammarShare(self._options.fill_timeout_s)
+                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check, share))
             except BaseException as error:  # whoever waits must hear of any
                 ready.set_exception(error)
 
@@ -133,14 +159,14 @@ class Admission:
             if given.cancelled():
                 self._grammars.abandon(compiled)
 
-        compiled = self._grammars.compile(params.structured_outputs)
+        compiled = self._grammars.compile(params.structured_outputs, client)
         ready.add_done_callback(abandoned)
         compiled.add_done_callback(start)
         return ready
 
-    def _check(self, check: OutputCheck, text: str) -> "Future[str | None]":
+    def _check(self, client: str, check: OutputCheck, text: str) -> "Future[str | None]":
         what = "structured_outputs.json: checking the finished text"
-        return self._processes.submit(what, self._check_timeout_s, check, text)
+        return self._processes.submit(client, what, self._options.grammar_timeout_s, check, text)
 
     def _require_rules(self) -> None:
         """Raise BadBundle where the bundle's markers and stop tokens would refuse every request."""
@@ -162,4 +188,5 @@ class Admission:
             markers.forced_end.ids,
             implicit_ends=tuple(end.ids for end in markers.implicit_ends),
             budget=params.thinking_token_budget,
+            vocabulary=self._vocabulary,
         )

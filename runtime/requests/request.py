@@ -4,12 +4,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tandemrt.engines.errors import named
 from tandemrt.engines.params import SamplingParams
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.grammars.engine import engine_of
 from tandemrt.runtime.requests.outputs import RequestOutput, Speculation, StreamOutput
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.trace.trace import Trace
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,7 @@ class Request:
         self.max_tokens = max_tokens
         self.window = window
         self.client = client  # whose it is, for fair turns; "": nobody said
+        self.trace: Trace | None = None  # what its rounds did, where somebody follows it
         self.rule = Rule[params.rule.upper()]
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
         self.filters = params.temperature > 0 and filters  # what Engine.bind calls so

@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple
 
-from tandemrt.runtime.constraints.phases import Phase
 from tandemrt.runtime.requests.outputs import Speculation, StreamOutput
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.waiting import Waiting
@@ -24,7 +23,7 @@ class Running:
 
     def __init__(self, waiting: Waiting, slot: int, cached: int = 0) -> None:
         self.request: Request = waiting.request
-        self.constraint, self._check = waiting.enforcement.result()
+        self.constraint, self._check, self.share = waiting.enforcement.result()
         self.penalties = waiting.penalties
         self.hashes = waiting.hashes
         self.tokens = list(self.request.prompt)
@@ -99,6 +98,8 @@ class Running:
         Returns, for each window whose tokens are certain now, how many drafted tokens were accepted and kept.
         """
         commit = self.constraint.commit(emitted)
+        if self.request.trace is not None:
+            self.request.trace.commit(emitted, commit, self.constraint.forced_spans)
         if drafted:
             begin = self.output_length
             self._windows.append(_Window(begin, begin + len(commit.kept), drafted, len(emitted)))
@@ -108,7 +109,7 @@ class Running:
         kinds = []  # what a stop string cuts off was never there
         for piece in commit.pieces:
             kinds.append(piece.kind)
-            if self._transcript.add(piece.kind, piece.tokens):
+            if self._transcript.add(piece.kind, piece.tokens, piece.inner):
                 finish, stop_reason = "stop", self._transcript.stopped_by
                 del self.tokens[len(self.request.prompt) + self._transcript.tokens :]
                 break
@@ -134,9 +135,9 @@ class Running:
         if self.request.finished:
             return []
         try:
-            held = [] if self.finished else self.output_ids[self._transcript.tokens :]
-            if held and failure is None:  # what might have become a marker never will
-                self._transcript.add("reasoning" if self.constraint.phase is Phase.THINKING else "answer", held)
+            held = self.constraint.undecided
+            if held.tokens and not self.finished and failure is None:  # what might have become a marker never will
+                self._transcript.add(held.kind, held.tokens, held.inner)
             self._transcript.finish()
         except BaseException as raised:
             reason, failure = "error", failure or raised

@@ -1,6 +1,6 @@
 """From committed tokens to text: incremental, never half a character, never text that a stop string may still take."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -102,18 +102,19 @@ class Transcript:
         """The stop string that ended the text, or None."""
         return next((s.stopped_by for s in self._sections.values() if s.stopped_by is not None), None)
 
-    def add(self, kind: str, token_ids: Sequence[int]) -> bool:
+    def add(self, kind: str, token_ids: Sequence[int], inner: Collection[int] = ()) -> bool:
         """Add tokens of one kind (reasoning, marker, answer). True when a stop string ended the text at that token.
 
-        Tokens behind the one that completed the stop string are not counted in ``tokens``. The other kind's text ends
-        here: nothing of it is held back any longer, and a stop string does not straddle the gap.
+        Those at the indices ``inner`` spell the rest of a token that is counted already. Tokens behind the one that
+        completed the stop string are not counted in ``tokens``. The other kind's text ends here: nothing of it is held
+        back any longer, and a stop string does not straddle the gap.
         """
         for other in self._sections:
             if other != kind:
                 self._sections[other].finish()
-        for token_id in token_ids:
-            self.tokens += 1
-            self.reasoning_tokens += kind == "reasoning"
+        for index, token_id in enumerate(token_ids):
+            self.tokens += index not in inner
+            self.reasoning_tokens += kind == "reasoning" and index not in inner
             section = self._sections.get(kind)  # markers belong to neither text
             if section is not None:
                 section.push(token_id, include_stop=self._include_stop)

@@ -9,6 +9,7 @@ from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.share import GrammarShare
 from tandemrt.runtime.requests.text import Transcript
 
 if TYPE_CHECKING:
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 class Enforcement(NamedTuple):
     """What holds a request to what was asked: while it runs, and once its text is finished (None: nothing).
 
-    ``check`` begins to check a finished text, off the loop; the future is what is wrong with it, or None.
+    ``check`` begins to check a finished text, off the loop; the future is what is wrong with it, or None. ``share`` is
+    the time that its grammar may take, None without one.
     """
 
     constraint: Constraint
     check: "Callable[[str], Future[str | None]] | None" = None
+    share: GrammarShare | None = None
 
 
 @dataclass(frozen=True, eq=False)

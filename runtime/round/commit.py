@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.metrics import Metrics
@@ -97,8 +97,8 @@ class Committer:
         """Take one request forward. What raises here is its own, and ends it alone."""
         self._metrics.emitted += len(emitted)
         try:
-            accepted = running.commit(emitted, drafted)
-            self._keep(running, accepted)
+            with nullcontext() if running.share is None else running.share.step():
+                self._keep(running, running.commit(emitted, drafted))
             if not running.finished and not emitted:
                 raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
             if not running.finished:

@@ -1,5 +1,7 @@
 """What the host gives verification: masks, draft lengths and adjusted tokens of a round, on their way to the device."""
 
+import time
+
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
 from tandemrt.runtime.device import Clock
@@ -53,7 +55,15 @@ class Filler:
         draft = drafted[: min(request.window, running.remaining - 1)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
-        count = running.constraint.fill(draft, self._masks, first)
+        if running.share is None:
+            count = running.constraint.fill(draft, self._masks, first)
+        else:
+            with running.share.step():
+                count = running.constraint.fill(draft, self._masks, first)
+            self._metrics.fill_seconds.observe(running.share.newest)
+        if request.trace is not None:
+            allowed = [self._masks.allowed(first + row) for row in range(count + 1)]
+            request.trace.fill(time.perf_counter(), draft, count, allowed)
         # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
         # would draw from the target where the rule draws from the residual.
         if request.rule is Rule.REJECTION:

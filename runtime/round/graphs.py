@@ -78,7 +78,7 @@ class Graphs:
                 _poison(tensor)
             graph.replay()
             torch.cuda.current_stream(self._device).synchronize()
-            reason = "" if all(map(_same_bits, (*outputs, *state), expected)) else "capture-mismatch"
+            reason = "" if all(map(same_bits, (*outputs, *state), expected)) else "capture-mismatch"
         except Exception as error:  # torch, onnxruntime and cuda-core have families of their own
             log.warning("piece %s cannot be captured, it runs eagerly: %s", key, error)
             reason = "capture-failed"
@@ -115,5 +115,6 @@ def _poison(tensor: torch.Tensor) -> None:
     tensor.fill_(float("nan") if tensor.is_floating_point() else -(2**30))
 
 
-def _same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and shape hold the same bits, NaNs included."""
     return torch.equal(*(viewed(each.contiguous(), torch.uint8) for each in (found, expected)))

@@ -75,7 +75,7 @@ class Worker:
             if self._loop is None:
                 return
             if self._thread is not None:
-                self._thread.join()
+                leaving.join(self._thread)
             device, self._loop = self._loop.clock.device, None
             gc.collect()  # calls that are kept by their shape refer to one another
             if device.type == "cuda":

@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from tandemrt.engines.errors import TandemError, clipped, quoted
+from tandemrt.runtime.fair import FairExecutor
 from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.serve import bodies, errors
 from tandemrt.runtime.serve.ask import Ask, read_chat, read_completion, read_json
@@ -27,6 +28,7 @@ from tandemrt.runtime.serve.streaming import EventStream
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+READERS = 16  # threads that read and queue requests: those of one client are at most all but one
 _QUICK = 16 << 10  # bytes of a body that are read in no time, on the event loop
 
 
@@ -56,7 +58,9 @@ def application(models: Models, *, api_key: str | None, max_body: int) -> FastAP
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.mail = Mail()
+        app.state.readers = FairExecutor(READERS, "tandemrt-reader")
         yield
+        app.state.readers.shutdown(wait=False)
 
     async def require_key(request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -110,10 +114,14 @@ async def _answer(
 ) -> Response:
     body = await bodies.read(request, max_body)
     await _require_client(request)  # who has hung up meanwhile costs no more than this
-    ask = await run_in_threadpool(lambda: read(read_json(body))) if len(body) > _QUICK else read(read_json(body))
+    host = request.client.host if request.client else ""
+    state = request.app.state
+    if len(body) > _QUICK:
+        ask = await asyncio.wrap_future(state.readers.submit(host, lambda: read(read_json(body))))
+    else:
+        ask = read(read_json(body))
     name, llm = models.find(ask.model)
-    client = ask.user or (request.client.host if request.client else "")
-    reply = Reply(llm, ask, request.app.state.mail, client=client)
+    reply = Reply(llm, ask, state.mail, state.readers, client=ask.user or host)
     try:
         await _require_client(request)
         await reply.start()

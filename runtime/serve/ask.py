@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from tandemrt.engines import serving
+from tandemrt.engines.chat import ChatOptions
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
 from tandemrt.engines.validation import explain, nearest
@@ -89,7 +90,7 @@ def read_chat(body: Mapping[str, Any]) -> Ask:
     given = {name: shape for name, shape in shapes.items() if shape is not None}
     if len(given) > 1:
         raise BadRequest(f"{[*given][-1]}: an answer has one shape, received {' and '.join(given)}; send one of them")
-    chat = Chat(messages.read(fields.messages), offered.described)
+    chat = Chat(messages.read(fields.messages), **_chat_options(fields) | {"tools": offered.described})
     params = SamplingParams(**sampling, structured_outputs=next(iter(given.values()), None))
     return _ask(fields, chat, params, offered.spelling)
 
@@ -137,6 +138,19 @@ def _split(body: Mapping[str, Any], kind: type[Fields]) -> tuple[Fields, dict[st
         return kind(**given), sampling
     except ValidationError as error:
         raise BadRequest(explain(error)) from error
+
+
+def _chat_options(fields: ChatFields) -> dict[str, Any]:
+    options = {name: getattr(fields, name) for name in ChatOptions.model_fields}
+    variables, effort = options["chat_template_kwargs"], fields.reasoning_effort
+    if effort is None:
+        return options
+    if variables.get("reasoning_effort", effort) != effort:
+        raise BadRequest(
+            f"reasoning_effort: given twice, received {quoted(effort)} and "
+            f"{quoted(variables['reasoning_effort'])} in chat_template_kwargs; send it once"
+        )
+    return options | {"chat_template_kwargs": {**variables, "reasoning_effort": effort}}
 
 
 def _shape(wanted: ResponseFormat | None) -> StructuredOutputs | None:

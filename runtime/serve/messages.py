@@ -1,17 +1,17 @@
-"""Chat messages as OpenAI's clients send them, made plain for a chat template."""
+"""Chat messages as OpenAI's clients send them: what may stand in one."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from tandemrt.engines.errors import BadRequest, quoted
-from tandemrt.runtime.requests.prompt import Message
+from tandemrt.runtime.requests.messages import Message
 
 _MEANING = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning")
 _EMPTY = ("refusal", "audio", "function_call", "annotations")  # of an answer that is sent back
 
 
 def read(given: Sequence[dict[str, Any]]) -> list[Message]:
-    """Return the messages with their parts of text joined and without what is null. Raises BadRequest."""
+    """Return the messages without what is null. Raises BadRequest."""
     return [_message(f"messages.{at}", message) for at, message in enumerate(given)]
 
 
@@ -25,19 +25,4 @@ def _message(place: str, message: dict[str, Any]) -> Message:
     if content is None and not message.get("tool_calls"):
         raise BadRequest(f"{place}.content: is required and missing")
     plain = {name: value for name, value in message.items() if name in _MEANING and value is not None}
-    return plain | {"content": _text(f"{place}.content", content)}
-
-
-def _text(place: str, content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise BadRequest(f"{place}: must be a text or a list of parts, received {quoted(content)}")
-    for at, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise BadRequest(
-                f"{place}.{at}: must be a part of type text, received {quoted(part)}; this model reads text"
-            )
-    return "".join(part["text"] for part in content)
+    return {"content": ""} | plain

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
+from tandemrt.engines.chat import ChatOptions
 from tandemrt.engines.validation import Record, Section
 
 FunctionName = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -70,13 +71,17 @@ class CommonFields(Section):
     user: StrictStr | None = None
 
 
-class ChatFields(CommonFields):
-    """Fields of /v1/chat/completions. ``max_completion_tokens`` is another name of ``max_tokens``."""
+class ChatFields(CommonFields, ChatOptions):
+    """Fields of /v1/chat/completions, those of ChatOptions among them.
+
+    ``max_completion_tokens`` is another name of ``max_tokens``; ``reasoning_effort`` is a variable of the template.
+    """
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(strict=True)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    reasoning_effort: Text | None = None
+    tools: list[Tool] | None = None  # type: ignore[assignment]  # as OpenAI has them, in place of any object
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: StrictBool = True
 

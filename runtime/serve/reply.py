@@ -4,9 +4,8 @@ import asyncio
 import threading
 from dataclasses import dataclass
 
-from starlette.concurrency import run_in_threadpool
-
 from tandemrt.engines.errors import InternalError, TandemError, named
+from tandemrt.runtime.fair import FairExecutor
 from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.request import Request
@@ -50,10 +49,11 @@ class Mail:
 class Reply:
     """One request's way back. A reader that is slow holds nobody up: it finds all that was said in between, once."""
 
-    def __init__(self, llm: LLM, ask: Ask, mail: Mail, *, client: str) -> None:
+    def __init__(self, llm: LLM, ask: Ask, mail: Mail, readers: FairExecutor, *, client: str) -> None:
         self._llm = llm
         self._ask = ask
         self._mail = mail
+        self._readers = readers
         self._client = client
         self._request: Request | None = None
         self._left = False
@@ -68,7 +68,7 @@ class Reply:
 
     async def start(self) -> None:
         """Queue the request, off the event loop: a prompt takes time to read. Raises BadRequest or QueueFull."""
-        await run_in_threadpool(self._submit)
+        await asyncio.wrap_future(self._readers.submit(self._client, self._submit))
 
     async def next(self) -> Piece:
         """Wait for what is new. Raises what kept the request from its end."""

@@ -58,12 +58,16 @@ def named(bundles: Sequence[str]) -> dict[str, Path]:
 
 
 @contextmanager
-def opened(folders: Mapping[str, Path], options: RuntimeOptions) -> Iterator[Models]:
-    """Open the bundles and run their first rounds; they are closed at the end."""
+def opened(folders: Mapping[str, Path], options: RuntimeOptions, trace: Path | None = None) -> Iterator[Models]:
+    """Open the bundles and run their first rounds; they are closed at the end. ``trace`` is LLM's, of one bundle."""
     with ExitStack() as stack:
-        llms = {name: stack.enter_context(LLM(folder, **options.given())) for name, folder in folders.items()}
+        llms = {
+            name: stack.enter_context(LLM(folder, trace=trace, **options.given())) for name, folder in folders.items()
+        }
         for llm in llms.values():
             warm_up(llm)
+            if llm.recorder is not None:
+                llm.recorder.forget()
         yield Models(llms, created=int(time.time()))
 
 

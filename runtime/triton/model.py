@@ -3,14 +3,18 @@
 import json
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from tandemrt.engines import serving
 from tandemrt.engines.deployment import Deployment
 from tandemrt.engines.errors import BadRepository, TandemError
+from tandemrt.runtime.fair import FairExecutor
 from tandemrt.runtime.llm import LLM
 from tandemrt.runtime.triton.metrics import Publisher
 from tandemrt.runtime.triton.requests import read_request
@@ -18,11 +22,14 @@ from tandemrt.runtime.triton.responses import Outbox, Reply, refuse
 from tandemrt.runtime.triton.watch import Watch
 from tandemrt.runtime.warmup import warm_up
 
+_READERS = 8  # threads: those of one client are at most all but one
+
 
 class TritonPythonModel:
     """One instance: an open bundle, its loop, and the threads between it and the server.
 
-    ``execute`` only reads and queues requests; their responses come from the outbox's thread as the rounds commit.
+    ``execute`` only takes requests in. They are read and queued by a few threads, in fair shares, because a prompt or
+    a schema takes time; their responses come from the outbox's thread as the rounds commit.
     """
 
     def initialize(self, args: Mapping[str, str]) -> None:
@@ -33,6 +40,7 @@ class TritonPythonModel:
         bundle = Path(args["model_repository"]) / args["model_version"] / deployment.bundle
         self._llm = LLM(bundle, device=_device(args), **deployment.llm_arguments())
         warm_up(self._llm)
+        self._readers = FairExecutor(_READERS, "tandemrt-reader")
         self._outbox = Outbox()
         self._watch = Watch(self._llm)
         self._publisher = Publisher(
@@ -53,27 +61,45 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                self._take(request, sender)
+                # Copied: what the server lent is its own again when this returns.
+                tensors = {tensor.name(): np.array(tensor.as_numpy()) for tensor in request.inputs()}
+                parameters = json.loads(request.parameters() or "{}")
+                client = str(parameters.get(serving.CLIENT, ""))
+                taken = self._readers.submit(client, self._take, tensors, parameters, request.timeout(), sender)
+                taken.add_done_callback(partial(_answered, sender))
             except BaseException as error:  # a request without an answer would keep the server waiting
-                if not isinstance(error, TandemError):
-                    pb_utils.Logger.log_error(f"a request failed before it was queued: {error!r}")
-                refuse(sender, error)
+                _refuse(sender, error)
 
     def finalize(self) -> None:
         """End what still runs, send its last responses and let the server unload the model."""
         if hasattr(self, "_llm"):
             self._llm.close()
+        if hasattr(self, "_readers"):
+            self._readers.shutdown(wait=True)
         if hasattr(self, "_publisher"):
             self._outbox.close()
             self._watch.close()
             self._publisher.close()
 
-    def _take(self, request: Any, sender: Any) -> None:
-        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        ask = read_request(tensors, json.loads(request.parameters() or "{}"), timeout_us=request.timeout())
+    def _take(
+        self, tensors: Mapping[str, np.ndarray], parameters: Mapping[str, Any], timeout_us: int, sender: Any
+    ) -> None:
+        ask = read_request(tensors, parameters, timeout_us=timeout_us)
         reply = Reply(sender, ask, self._outbox)
         reply.start(self._llm)
         self._watch.add(reply)
+
+
+def _answered(sender: Any, taken: "Future[None]") -> None:
+    error = taken.exception()
+    if error is not None:
+        _refuse(sender, error)
+
+
+def _refuse(sender: Any, error: BaseException) -> None:
+    if not isinstance(error, TandemError):
+        pb_utils.Logger.log_error(f"a request failed before it was queued: {error!r}")
+    refuse(sender, error)
 
 
 def _check_tensors(config: Mapping[str, Any]) -> None:

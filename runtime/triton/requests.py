@@ -11,9 +11,10 @@ from tandemrt.engines import serving
 from tandemrt.engines.errors import BadRequest, clipped, quoted
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
 from tandemrt.engines.validation import nearest
-from tandemrt.runtime.requests.prompt import Prompt
+from tandemrt.runtime.requests.prompt import Chat, Prompt
 
 _INPUTS = {spec.name: spec for spec in serving.inputs()}
+_CHAT = [spec.name for spec in serving.chat_inputs()]
 _SAMPLING = {spec.name for spec in serving.sampling_inputs()}
 _PROMPTS = [spec.name for spec in serving.PROMPTS]
 _FLAGS = {spec.name for spec in serving.FLAGS}
@@ -63,7 +64,7 @@ def read_request(
     values = given.values
     prompts = {name: values.pop(name) for name in _PROMPTS if name in values}
     flags = {name: _flag(name, values.pop(name)) for name in _FLAGS if name in values}
-    prompt = _prompt(prompts)
+    prompt = _prompt(prompts, {name: values.pop(name) for name in _CHAT if name in values})
     return Ask(
         prompt=prompt,
         params=_params(values),
@@ -83,7 +84,7 @@ class _Given:
     def add(self, name: str, value: Any) -> None:
         if name in serving.ALIASES:
             name, value = serving.ALIASES[name], None if value == [""] else value
-        if value is None and name in _SAMPLING:
+        if value is None and (name in _SAMPLING or name in _CHAT):
             return
         if name in self.values and self.values[name] != value:
             raise BadRequest(
@@ -99,7 +100,7 @@ class _Given:
         if not isinstance(bundled, dict):
             raise BadRequest(f"{name}: must be a JSON object, received {quoted(bundled)}")
         for key, value in bundled.items():
-            if key in _PROMPTS or key in _FLAGS:
+            if key in _PROMPTS or key in _CHAT or key in _FLAGS:
                 raise BadRequest(f"{name}: holds sampling parameters only, received {quoted(key)}; send it as an input")
             if key == "guided_decoding":  # what Triton's OpenAI frontend makes of a tool's schema
                 self.add("structured_outputs", _without_nothing(_from_json(key, value)))
@@ -150,7 +151,7 @@ def _structured(values: dict[str, Any]) -> StructuredOutputs | None:
     return StructuredOutputs(**wanted)
 
 
-def _prompt(prompts: dict[str, Any]) -> Prompt:
+def _prompt(prompts: dict[str, Any], chat: dict[str, Any]) -> Prompt:
     if len(prompts) != 1:
         received = " and ".join(prompts) or "none"
         raise BadRequest(f"prompt: exactly one of {', '.join(_PROMPTS)} must be given, received {received}")
@@ -158,6 +159,10 @@ def _prompt(prompts: dict[str, Any]) -> Prompt:
     kind = _INPUTS[name]
     if kind.is_json and not (isinstance(prompt, list) and prompt and all(isinstance(each, dict) for each in prompt)):
         raise BadRequest(f"{name}: must be a JSON list of objects with role and content, received {quoted(prompt)}")
+    if kind.is_json:
+        return Chat(prompt, **chat)
+    if chat:
+        raise BadRequest(f"{next(iter(chat))}: must come with messages, received {name}; leave it out")
     return prompt  # type: ignore[no-any-return]
 
 

@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from tandemrt.runtime.llm import LLM as LLM
     from tandemrt.runtime.requests.outputs import RequestOutput as RequestOutput
     from tandemrt.runtime.requests.outputs import StreamOutput as StreamOutput
+    from tandemrt.runtime.requests.prompt import Chat as Chat
 
 __version__ = "0.1.0"
 
 # Loaded on first use: the exporter does not pay for the runtime, and the command line starts quickly.
 _HOMES = {
+    "Chat": "tandemrt.runtime.requests.prompt",
     "LLM": "tandemrt.runtime.llm",
     "RequestOutput": "tandemrt.runtime.requests.outputs",
     "SamplingParams": "tandemrt.engines.params",

@@ -23,6 +23,7 @@ from tandemrt.runtime.backends.executor import Executor
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tandemrt.runtime.backends.pieces import open_piece, read_constants
 from tandemrt.runtime.caches.kv_cache import no_prompts, windows
+from tools.families.cases import FAMILIES
 
 CPU = torch.device("cpu")
 VOCAB, CAPACITY = 61, 40
@@ -81,7 +82,7 @@ def make_checkpoint(
     ``sizes`` replaces fields of the case's config.
     """
     generator = torch.Generator().manual_seed(11)
-    config = (CONFIGS | SLIDING)[case]()
+    config = (CONFIGS | SLIDING | FAMILIES)[case]()
     config.update(sizes or {})
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
     with torch.no_grad():

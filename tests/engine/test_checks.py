@@ -100,8 +100,8 @@ def test_closing_ends_whoever_is_being_checked(llm: LLM) -> None:
 def test_a_process_that_is_killed_ends_its_request_with_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     submitted = ProcessPool.submit
 
-    def die(pool: ProcessPool, what: str, limit_s: float, *_: Any) -> Any:
-        return submitted(pool, what, limit_s, exec, "import os; os.kill(os.getpid(), 9)")
+    def die(pool: ProcessPool, client: str, what: str, limit_s: float, *_: Any) -> Any:
+        return submitted(pool, client, what, limit_s, exec, "import os; os.kill(os.getpid(), 9)")
 
     monkeypatch.setattr(ProcessPool, "submit", die)
     with pytest.raises(ProcessLost, match=r"ended \(signal SIGKILL\)"):

@@ -175,6 +175,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
 
 RUN: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
     ([], {}, {}),
+    (["--trace", "out.html"], {"trace": Path("out.html")}, {}),
     (["--max-tokens", "7"], {}, {"max_tokens": 7}),
     (["--budget", "3"], {}, {"thinking_token_budget": 3}),
     (["--seed", "5", "--temperature", "0.5"], {}, {"seed": 5, "temperature": 0.5}),
@@ -186,7 +187,7 @@ RUN: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
 def test_run_asks_for_what_its_options_say(run, asked, tiny_bundle: Path, options, how, params) -> None:
     assert run("run", str(tiny_bundle), "hello", *options, "--device", "cpu", "--threads", "1")[0] == 2
     opened, sent = asked
-    assert opened == (tiny_bundle, {"device": "cpu", "threads": 1} | how)
+    assert opened == (tiny_bundle, {"device": "cpu", "threads": 1, "trace": None} | how)
     assert sent == ([{"role": "user", "content": "hello"}], SamplingParams(**({"temperature": 0.0} | params)))
 
 

@@ -109,6 +109,15 @@ def test_the_builder_names_the_node_whose_inputs_do_not_fit():
         b.op("MatMul", left, right)
 
 
+def test_the_builder_types_nodes_that_are_alike_alike_and_others_by_their_constants():
+    b = GraphBuilder("g")
+    x = b.input(Binding("x", "float32", ("batch", 6)))
+    shapes = [b.op("Reshape", x, b.constant(sizes)).shape for sizes in ([-1, 2, 3], [-1, 2, 3], [-1, 3, 2])]
+    assert [shape[1:] for shape in shapes] == [(2, 3), (2, 3), (3, 2)]
+    picked = [b.op("Transpose", x, perm=order).shape for order in ([0, 1], [1, 0])]
+    assert [list(map(str, shape)) for shape in picked] == [["batch", "6"], ["6", "batch"]]
+
+
 def test_the_builder_refuses_an_output_that_breaks_the_contract():
     contract = Contract((Binding("x", "float32", ("batch", 3)),), (Binding("y", "float32", ("batch", 4)),))
     b = GraphBuilder("g")

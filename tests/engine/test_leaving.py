@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tandemrt import LLM, SamplingParams
+from tandemrt.runtime import leaving
 from tests.waiting import PATIENCE_S, eventually
 
 ENDLESS = SamplingParams(ignore_eos=True)
@@ -90,6 +91,27 @@ def test_a_process_ends_without_an_abort(tiny_bundle: Path, script: str, code: i
     # CPython forgets that it was interrupted if another thread runs code from a text meanwhile, as imports may.
     assert ended.returncode in ({code, 1} if code == -signal.SIGINT else {code}), ended.stderr
     assert "terminate called" not in ended.stderr
+
+
+def test_a_thread_is_waited_for_though_waiting_for_it_was_interrupted() -> None:
+    """CPython takes a thread for ended once a join was interrupted: then the interpreter ended under a running loop."""
+    go, ended = threading.Event(), []
+    thread = threading.Thread(target=lambda: (go.wait(), ended.append(True)))
+    thread.start()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            leaving.join(thread)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    threading.Timer(0.2, go.set).start()
+    leaving.join(thread)
+    assert ended == [True]
 
 
 def test_an_llm_that_is_dropped_gives_its_thread_and_its_memory_back(tiny_bundle: Path) -> None:

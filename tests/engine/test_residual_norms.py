@@ -1,6 +1,7 @@
 """The pass that makes a residual add and the norm behind it one operator."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -9,7 +10,12 @@ import pytest
 
 from tandemrt.engines.contract import Binding
 from tandemrt.export.model.builder import LIBRARY, GraphBuilder
+from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.passes.residual_norms import fuse_residual_norms
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
+from tests.engine.decoding import make_checkpoint
 
 WIDTH, EPSILON = 6, 1e-3
 Values = dict[str, ir.Value]
@@ -105,3 +111,12 @@ def test_a_sum_that_broadcasts_and_a_norm_over_more_than_the_last_dimension_stay
         before = operators(model)
         fuse_residual_norms(model)
         assert operators(model) == before
+
+
+@pytest.mark.parametrize("lowering", ["grouped", "paged"])
+def test_of_a_decoders_norms_only_the_first_stands_alone(lowering: Lowering, tmp_path: Path) -> None:
+    make_checkpoint("llama tied", tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    spec = ModelSpec.from_hf(checkpoint.config)
+    found = operators(build_decoder(spec, checkpoint, dtype="float32", capacity=64, attention=lowering))
+    assert (found.count(NORM), found.count(FUSED)) == (1, 2 * spec.layers)

@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from tandemrt import LLM, SamplingParams, StructuredOutputs
+from tandemrt import LLM, Chat, SamplingParams, StructuredOutputs
 from tests.openai.client import EXAMPLES, Served, asking, endless, events
 from tools.demo.corpus import Example
 
@@ -46,6 +46,23 @@ def test_a_stream_is_the_same_text_in_pieces(client: openai.OpenAI, llm: LLM) ->
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [*[None] * (len(chunks) - 1), "stop"]
     assert (last.choices, last.usage.completion_tokens) == ([], len(expected.token_ids))
     assert len(chunks) > 3
+
+
+def test_a_model_may_be_told_not_to_think(client: openai.OpenAI, llm: LLM) -> None:
+    """D4."""
+    variables = {"enable_thinking": False}
+    chat = Chat(EXAMPLES[0].prompt_messages(), chat_template_kwargs=variables)
+    expected = llm.generate(chat, SamplingParams(seed=7, max_tokens=24))
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=EXAMPLES[0].prompt_messages(),
+        seed=7,
+        max_tokens=24,
+        extra_body={"chat_template_kwargs": variables},
+    )
+    assert (answer.choices[0].message.content, expected.reasoning) == (expected.text, "")
+    thinking = llm.generate(EXAMPLES[0].prompt_messages(), SamplingParams(seed=7, max_tokens=24))
+    assert thinking.reasoning != ""
 
 
 def test_every_object_is_one_that_openai_describes(served: Served) -> None:

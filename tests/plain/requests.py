@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tandemrt import SamplingParams, StreamOutput
+from tandemrt.engines.vocabulary import vocabulary_from_tokenizer
 from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.thinking import ThinkingRule
@@ -27,6 +28,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = byte_tokenizer()
+VOCABULARY = vocabulary_from_tokenizer(TOKENIZER, 256)
 
 
 def ids(text: str) -> list[int]:
@@ -55,7 +57,7 @@ def make_waiting(
 ) -> Waiting:
     """A request over bytes; with ``thinking``, blocks are ``<think>`` to ``</think>``, a token per character."""
     start, end = tuple(ids("<think>")), tuple(ids("</think>"))
-    rule = ThinkingRule(start, (end,), end, budget=budget) if thinking else None
+    rule = ThinkingRule(start, (end,), end, budget=budget, vocabulary=VOCABULARY) if thinking else None
     sampling = SamplingParams(**params)
     return Waiting(
         Request(prompt, sampling, seed=0, max_tokens=100, window=window, client=client, listener=listener),

@@ -19,6 +19,7 @@ from tests.plain.constraints import (
     THINK,
     UNREAD,
     VALID,
+    VOCABULARY,
     WIDTH,
     WORDS,
     allowed,
@@ -38,7 +39,8 @@ FLAG_TEXT = spell('{"ok": true}')
 
 
 def rule(**change):
-    return ThinkingRule(**({"start": (THINK,), "ends": [(END,)], "forced_end": (END,)} | change))
+    given = {"start": (THINK,), "ends": [(END,)], "forced_end": (END,)} | change
+    return ThinkingRule(**given, vocabulary=VOCABULARY)
 
 
 # Where a request begins.

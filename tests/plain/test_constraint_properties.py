@@ -1,6 +1,5 @@
 """Whatever the rule, the draft and what was taken of it: rows and states are those of a fresh replay."""
 
-import copy
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,6 +13,7 @@ from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tests.plain.constraints import (
     STOP,
     UNREAD,
+    VOCABULARY,
     allowed,
     constraint,
     fill,
@@ -47,7 +47,8 @@ def rules(draw):
     ends = draw(st.lists(marker, min_size=1, max_size=2, unique=True))
     implicit = [end for end in draw(st.lists(marker, max_size=1)) if end not in ends]
     forced = (*draw(st.lists(letter, max_size=2)), *ends[0], *draw(st.lists(letter, max_size=2)))
-    return ThinkingRule(draw(marker), ends, forced, implicit, draw(st.sampled_from([None, 0, 1, 2, 4])))
+    budget = draw(st.sampled_from([None, 0, 1, 2, 4]))
+    return ThinkingRule(draw(marker), ends, forced, implicit, budget, vocabulary=VOCABULARY)
 
 
 @st.composite
@@ -60,7 +61,7 @@ def requests(draw):
         "max_tokens": draw(st.sampled_from([None, None, 6])),
         "banned": draw(st.sampled_from([(), (), (ord("b"),)])),
     }
-    return lambda: constraint(grammar=GRAMMARS[grammar](), **copy.deepcopy(options))
+    return lambda: constraint(grammar=GRAMMARS[grammar](), **options)
 
 
 def propose(data, state: Constraint, length: int) -> list[int]:

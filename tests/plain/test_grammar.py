@@ -275,13 +275,14 @@ def test_the_tokens_of_a_text_spell_the_text():
     assert b"".join(tokens[token] for token in tokenizer.encode(text).ids) == text.encode()
 
 
-def test_added_tokens_spell_nothing_whether_they_are_called_special_or_not():
-    """G14."""
-    added = [AddedToken("<|end|>", special=True), AddedToken("<think>", special=False)]
-    vocabulary = vocabulary_from_tokenizer(byte_level(added=added), 260)
+def test_special_tokens_and_the_tags_of_a_template_spell_nothing_and_other_added_tokens_their_text():
+    """G14, D9: line breaks and HTML tags are added tokens of some tokenizers, and text."""
+    texts = [("<|end|>", True), ("<think>", False), ("\n\n", False), ("<table>", False)]
+    added = [AddedToken(text, special=special, normalized=False) for text, special in texts]
+    vocabulary = vocabulary_from_tokenizer(byte_level(added=added), 262, ["{{ '\n\n' }}<think>\n\n"])
     assert vocabulary.special == {256, 257}
-    assert vocabulary.tokens[256:258] == (b"", b"")
-    assert vocabulary.valid_tokens == 258
+    assert vocabulary.tokens[256:260] == (b"", b"", b"\n\n", b"<table>")
+    assert vocabulary.valid_tokens == 260
 
 
 def test_a_byte_fallback_vocabulary_is_spelled_too():

@@ -7,23 +7,26 @@ from hypothesis import strategies as st
 from tandemrt.engines.errors import BadRequest
 from tandemrt.runtime.constraints.markers import ROOT, Closing, MarkerMatcher
 from tandemrt.runtime.constraints.thinking import ThinkingRule, read_prompt
+from tests.plain.constraints import VOCABULARY
 
 ids = st.integers(0, 2)
 marker = st.lists(ids, min_size=1, max_size=4).map(tuple)
 
 
-@given(start=marker, ends=st.lists(marker, min_size=1, max_size=3, unique=True), text=st.lists(ids, max_size=30))
-def test_the_matcher_agrees_with_looking_at_the_whole_text_after_every_token(start, ends, text):
+@given(start=marker, implicit=st.dictionaries(marker, st.booleans(), min_size=1, max_size=3), text=st.lists(ids))
+def test_the_matcher_agrees_with_looking_at_the_whole_text_after_every_token(start, implicit, text):
     """G12: self-overlapping markers included (three token ids make them common)."""
-    matcher = MarkerMatcher(start, [Closing(end, implicit=False) for end in ends])
+    ends = list(implicit)
+    matcher = MarkerMatcher(VOCABULARY, start, [Closing(end, implicit[end]) for end in ends])
     node = ROOT
     for length, token in enumerate(text, 1):
-        node = matcher.step(node, token)
+        node = matcher.nodes[node].next.get(token, ROOT)
         seen = tuple(text[:length])
         here = matcher.nodes[node]
         complete = [end for end in ends if seen[-len(end) :] == end]
         assert here.opens == (seen[-len(start) :] == start)
-        assert (here.closes.tokens if here.closes else ()) == max(complete, key=len, default=())
+        assert (here.closes.symbols if here.closes else ()) == max(complete, key=len, default=())
+        assert here.ends == any(not implicit[end] for end in complete)
         assert here.open_prefix == longest_unfinished(seen, [start])
         assert here.close_prefix == longest_unfinished(seen, ends)
 
@@ -33,7 +36,7 @@ def longest_unfinished(seen, markers):
     return max(sizes, default=0)
 
 
-RULE = ThinkingRule(start=(1,), ends=[(2,), (5, 6)], forced_end=(9, 2), implicit_ends=[(7,)])
+RULE = ThinkingRule(start=(1,), ends=[(2,), (5, 6)], forced_end=(9, 2), implicit_ends=[(7,)], vocabulary=VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -59,15 +62,20 @@ def test_the_last_marker_of_a_prompt_decides(prompt, block_open, spent):
     assert (reading.block_open, reading.spent) == (block_open, spent)
 
 
+def test_an_end_marker_that_an_implicit_one_ends_with_counts_outside_of_a_block_too():
+    rule = ThinkingRule(start=(1, 1), ends=[(1,)], forced_end=(1,), implicit_ends=[(2, 1)], vocabulary=VOCABULARY)
+    assert read_prompt(rule, (2, 1, 1)).block_open is False  # the first 1 ends, so the second begins no start marker
+
+
 @pytest.mark.parametrize("budget", [-2, 1.5, 2.0, True, "3", [1]])
 def test_a_budget_that_is_no_token_count_is_refused(budget):
     with pytest.raises(BadRequest, match="budget: must be an integer"):
-        ThinkingRule((1,), [(2,)], (2,), budget=budget)
+        ThinkingRule((1,), [(2,)], (2,), budget=budget, vocabulary=VOCABULARY)
 
 
 @pytest.mark.parametrize("budget", [None, -1])
 def test_none_and_minus_one_set_no_budget(budget):
-    assert ThinkingRule((1,), [(2,)], (2,), budget=budget).budget is None
+    assert ThinkingRule((1,), [(2,)], (2,), budget=budget, vocabulary=VOCABULARY).budget is None
 
 
 @pytest.mark.parametrize(
@@ -88,9 +96,9 @@ def test_none_and_minus_one_set_no_budget(budget):
 def test_a_rule_that_could_not_work_is_refused_by_name(change, message):
     good = {"start": (1,), "ends": [(2,)], "forced_end": (2,), "implicit_ends": ()}
     with pytest.raises(BadRequest, match=message):
-        ThinkingRule(**(good | change))
+        ThinkingRule(**(good | change), vocabulary=VOCABULARY)
 
 
 def test_the_marker_of_a_forced_end_may_stand_anywhere():
     for forced_end, place in [((2, 8), range(1)), ((8, 2, 9), range(1, 2)), ((8, 9, 2), range(2, 3))]:
-        assert ThinkingRule((1,), [(2,)], forced_end).forced_marker == place
+        assert ThinkingRule((1,), [(2,)], forced_end, vocabulary=VOCABULARY).forced_marker == place

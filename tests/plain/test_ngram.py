@@ -7,11 +7,12 @@ from tandemrt.runtime.drafters.ngram import NgramIndex
 
 
 def search(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
-    """What followed the latest earlier occurrence of the longest suffix that occurs earlier."""
+    """What followed the latest earlier occurrence of the longest suffix that occurs earlier, over and over."""
     for size in range(longest, shortest - 1, -1):
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == tokens[len(tokens) - size :]:
-                return tokens[end : end + count]
+                followed = tokens[end:]
+                return [followed[at % len(followed)] for at in range(count)]
     return []
 
 
@@ -29,3 +30,9 @@ def test_a_growing_text_is_looked_up_as_if_it_were_searched(
     for part in parts:
         tokens += part
         assert index.lookup(count) == search(tokens, shortest, shortest + more, count)
+
+
+def test_a_text_that_repeats_itself_is_drafted_further_than_it_goes() -> None:
+    tokens = [1, 2, 3, 1, 2, 3]
+    assert NgramIndex(tokens, range(3, 1, -1)).lookup(7) == [1, 2, 3, 1, 2, 3, 1]
+    assert NgramIndex([5, 5, 5], range(3, 1, -1)).lookup(4) == [5, 5, 5, 5]

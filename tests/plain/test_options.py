@@ -33,7 +33,8 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 LEFT_OUT = {
     ("run",): {"queue_limit", "profile"},
     ("bench",): {"queue_limit", "profile"},
-    ("export", "check"): {"queue_limit", "grammar_timeout_s", "profile"},
+    ("export", "check"): {"queue_limit", "profile"}
+    | {"grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"},
     ("export", "triton"): set(),  # --device is there, with a meaning of its own
 }
 
@@ -55,6 +56,7 @@ def parameters(command: tuple[str, ...]) -> dict[str, click.Parameter]:
 def test_python_takes_every_option_by_its_name_with_its_default() -> None:
     taken = dict(inspect.signature(LLM).parameters)
     assert taken.pop("bundle").kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert taken.pop("trace").default is None
     assert {name: parameter.default for name, parameter in taken.items()} == {
         name: field.default for name, field in FIELDS.items()
     }

@@ -36,7 +36,7 @@ def pool() -> Iterator[Callable[..., ProcessPool]]:
 
 
 def ask(pool: ProcessPool, function: Callable[..., Any], *arguments: Any, limit_s: float = PATIENCE_S) -> "Future[Any]":
-    return pool.submit("work", limit_s, function, *arguments)
+    return pool.submit("", "work", limit_s, function, *arguments)
 
 
 def gone(pid: int) -> bool:
@@ -179,8 +179,8 @@ LEAVE = """
 import os, sys, time
 from tandemrt.runtime.processes.pool import ProcessPool
 pool = ProcessPool()
-print(pool.submit("work", 600.0, os.getpid).result(), flush=True)
-busy = pool.submit("work", 600.0, time.sleep, 600.0)
+print(pool.submit("", "work", 600.0, os.getpid).result(), flush=True)
+busy = pool.submit("", "work", 600.0, time.sleep, 600.0)
 while not busy.running():
     time.sleep(0.01)
 """
@@ -205,12 +205,12 @@ FORK = """
 import os, sys
 from tandemrt.runtime.processes.pool import ProcessPool
 pool = ProcessPool()
-pid = pool.submit("work", 600.0, os.getpid).result()
+pid = pool.submit("", "work", 600.0, os.getpid).result()
 child = os.fork()
 if child == 0:
     sys.stdin.read()  # a child that outlives its parent
     os._exit(0)
-assert pool.submit("work", 600.0, os.getpid).result() == pid
+assert pool.submit("", "work", 600.0, os.getpid).result() == pid
 print(pid, flush=True)
 os._exit(0)
 """

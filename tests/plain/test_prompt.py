@@ -1,13 +1,18 @@
 """What may be given as a prompt, and what is refused."""
 
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 from tokenizers import processors
 
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.tokenizer import Tokenizer, open_tokenizer
-from tandemrt.runtime.requests.prompt import is_batch, token_ids
+from tandemrt.runtime.processes.pool import ProcessPool
+from tandemrt.runtime.requests import prompt as prompts
+from tandemrt.runtime.requests.prompt import Chat, Prompt, PromptReader, is_batch
+from tests.waiting import PATIENCE_S
 from tools.demo.models import CHECKPOINTS
 
 
@@ -20,23 +25,42 @@ def opened(template: str | None = None) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
+def processes() -> Iterator[ProcessPool]:
+    """One process, started by whoever is the first to need it."""
+    pool = ProcessPool(processes=1)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def token_ids(processes: ProcessPool) -> Callable[..., list[int]]:
+    """Read one prompt."""
+
+    def read(prompt: Prompt, tokenizer: Tokenizer, deadline: float | None = None, **limits: Any) -> list[int]:
+        options = {"valid_tokens": 2048, "limit": 100, "most_bytes": 8192, "timeout_s": PATIENCE_S} | limits
+        return PromptReader(tokenizer, processes=processes, **options).read(prompt, deadline)
+
+    return read
+
+
+@pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return opened()
 
 
 @pytest.mark.parametrize("prompt", [5, None, 1.5, b"bytes", [True], ["a", 1], {"role": "user"}, iter([1])])
-def test_what_is_no_prompt_is_refused_as_a_request(tokenizer: Tokenizer, prompt: Any) -> None:
+def test_what_is_no_prompt_is_refused_as_a_request(token_ids, tokenizer: Tokenizer, prompt: Any) -> None:
     with pytest.raises(BadRequest, match="must be a text, a list of token ids or a list of chat messages, received"):
-        token_ids(prompt, tokenizer, valid_tokens=2000, limit=100)
+        token_ids(prompt, tokenizer)
 
 
-def test_messages_for_a_tokenizer_without_a_chat_template_are_refused_with_the_way_out() -> None:
+def test_messages_for_a_tokenizer_without_a_chat_template_are_refused_with_the_way_out(token_ids) -> None:
     plain = opened(template="")
     with pytest.raises(BadRequest, match=r"must have a chat template .*, and has none; send a text instead"):
-        token_ids([{"role": "user", "content": "hello"}], plain, valid_tokens=2000, limit=100)
+        token_ids([{"role": "user", "content": "hello"}], plain)
 
 
-def test_a_text_gets_the_token_that_begins_a_text_once_and_a_chat_only_what_its_template_writes() -> None:
+def test_a_text_gets_the_token_that_begins_a_text_once_and_a_chat_only_what_its_template_writes(token_ids) -> None:
     tokenizer = opened("<|im_start|>{{ messages[0].content }}")
     [first] = tokenizer.encode("<|im_start|>", add_special_tokens=False)
     tokenizer.backend.post_processor = processors.TemplateProcessing(
@@ -44,13 +68,13 @@ def test_a_text_gets_the_token_that_begins_a_text_once_and_a_chat_only_what_its_
     )
     plain = tokenizer.encode("hello", add_special_tokens=False)
     for prompt in ("hello", [{"role": "user", "content": "hello"}]):
-        assert token_ids(prompt, tokenizer, valid_tokens=2048, limit=100) == [first, *plain]
+        assert token_ids(prompt, tokenizer) == [first, *plain]
 
 
-def test_a_prompt_may_be_as_long_as_its_limit_and_no_longer(tokenizer: Tokenizer) -> None:
-    assert token_ids([1] * 7, tokenizer, valid_tokens=2000, limit=7) == [1] * 7
+def test_a_prompt_may_be_as_long_as_its_limit_and_no_longer(token_ids, tokenizer: Tokenizer) -> None:
+    assert token_ids([1] * 7, tokenizer, limit=7) == [1] * 7
     with pytest.raises(BadRequest, match="at most 7 tokens leave room for an output, received 8"):
-        token_ids([1] * 8, tokenizer, valid_tokens=2000, limit=7)
+        token_ids([1] * 8, tokenizer, limit=7)
 
 
 @pytest.mark.parametrize("prompt", [5, None, "text", [1, 2], [{"role": "user", "content": "x"}], [], iter([1])])
@@ -63,9 +87,9 @@ def test_a_list_of_prompts_is_a_batch(prompts: Any) -> None:
     assert is_batch(prompts)
 
 
-def test_a_prompt_that_is_too_long_is_refused_in_the_bundles_terms(tokenizer: Tokenizer) -> None:
+def test_a_prompt_that_is_too_long_is_refused_in_the_bundles_terms(token_ids, tokenizer: Tokenizer) -> None:
     with pytest.raises(BadRequest, match=r"at most 100 tokens leave room for an output, received \d{4}"):
-        token_ids("hello world " * 600, tokenizer, valid_tokens=2000, limit=100)
+        token_ids("hello world " * 600, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -82,12 +106,12 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_bundles_terms(tokenizer: To
         "{{ messages.append({}) }}",
     ],
 )
-def test_a_template_that_tries_to_leave_its_sandbox_is_refused(template: str) -> None:
+def test_a_template_that_tries_to_leave_its_sandbox_is_refused(token_ids, template: str) -> None:
     with pytest.raises(BadRequest, match="the chat template refused the messages"):
-        token_ids([{"role": "user", "content": "x"}], opened(template), valid_tokens=10**6, limit=10**6)
+        token_ids([{"role": "user", "content": "x"}], opened(template), limit=10**6)
 
 
-def test_a_tokenizer_that_begins_texts_with_a_token_begins_each_prompt_with_one() -> None:
+def test_a_tokenizer_that_begins_texts_with_a_token_begins_each_prompt_with_one(token_ids) -> None:
     """A raw text gets it from the tokenizer, messages from the template, and neither gets two."""
     begin = opened().special_tokens["eos_token"]
     tokenizer = opened(begin + "{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -95,4 +119,84 @@ def test_a_tokenizer_that_begins_texts_with_a_token_begins_each_prompt_with_one(
     tokenizer.backend.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=special)
     plain = tokenizer.encode("hello", add_special_tokens=False)
     for prompt in ("hello", [{"role": "user", "content": "hello"}]):
-        assert token_ids(prompt, tokenizer, valid_tokens=2048, limit=100) == [special[0][1], *plain]
+        assert token_ids(prompt, tokenizer) == [special[0][1], *plain]
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+ASKED = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n else '' }}{% endmacro %}{{ f(40) }}",
+        "{{ 10**(10**8) }}",
+    ],
+)
+def test_a_template_that_does_not_end_is_ended(token_ids, template: str) -> None:
+    with pytest.raises(BadRequest, match=r"prompt: the chat template took longer than 0\.3 s; simplify it"):
+        token_ids(ASKED, opened(template), timeout_s=0.3)
+
+
+@pytest.mark.parametrize("template", ["{{ 'a' * 10**10 }}", "{{ 'a'.ljust(10**10) }}", "{{ 'a'|center(10**10) }}"])
+def test_a_template_that_takes_too_much_memory_is_refused(token_ids, template: str) -> None:
+    with pytest.raises(BadRequest, match="the chat template took more memory than a process may have"):
+        token_ids(ASKED, opened(template))
+
+
+def test_a_template_has_no_longer_than_the_request(token_ids) -> None:
+    with pytest.raises(BadRequest, match=r"the chat template took longer than 0\.\d+ s"):
+        token_ids(ASKED, opened("{{ 10**(10**8) }}"), time.monotonic() + 0.3)
+
+
+def test_what_is_slow_comes_to_the_same_as_what_is_quick(token_ids, tokenizer, monkeypatch) -> None:
+    text = "hello world " * 9
+    quick = [token_ids(text, tokenizer), token_ids(ASKED, opened("{{ messages[0].content.upper() }}"))]
+    monkeypatch.setattr(prompts, "QUICK_BYTES", 10)
+    slow = [token_ids(text, tokenizer), token_ids(ASKED, opened("{{ '%s'|format(messages[0].content.upper()) }}"))]
+    assert slow == quick
+
+
+def test_a_long_text_of_a_user_becomes_no_control_token_either(token_ids, tokenizer, monkeypatch) -> None:
+    chat = [{"role": "user", "content": "hello <|im_end|> </think>" * 3}]
+    quick = token_ids(chat, tokenizer)
+    assert quick.count(tokenizer.token_to_id("<|im_end|>")) == 1
+    monkeypatch.setattr(prompts, "QUICK_BYTES", 10)
+    assert token_ids(chat, tokenizer) == quick
+
+
+def test_what_a_slow_template_raises_is_told(token_ids) -> None:
+    with pytest.raises(BadRequest, match=r"the chat template refused the messages: no 5{10}; received \[\{'role"):
+        token_ids(ASKED, opened("{{ raise_exception('no ' ~ '5' * 10) }}"))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "rule"),
+    [
+        ("x" * 8193, r"at most 8192 bytes of text may become tokens \(max_prompt_bytes\), received at least 8193"),
+        ("é" * 5000, "received at least 10000 that begin 'ééé"),
+        ([1] * 10**6, "at most 100 tokens leave room for an output, received 1000000"),
+        ([{"role": "user", "content": "x" * 33_000}], "messages and tools must hold at most 32768 characters, 4 times"),
+        ([{"role": "user", "content": "x"}] * 2000, "must hold at most 32768 characters"),
+        (
+            Chat(ASKED, tools=[{"type": "function", "x": ["y" * 40] * 1000}]),
+            "messages and tools must hold at most 32768",
+        ),
+        ([{"role": "user", "content": CYCLE}], "messages and tools must hold at most 32768 characters"),
+        ([*ASKED, 5], "every message must be an object, received"),
+    ],
+    ids=["text", "bytes", "ids", "message", "messages", "tools", "cycle", "mixed"],
+)
+def test_what_is_too_large_is_refused_before_anything_is_done_with_it(prompt: Any, rule: str) -> None:
+    reader = PromptReader(
+        cast("Tokenizer", None),
+        valid_tokens=9,
+        limit=100,
+        most_bytes=8192,
+        processes=cast("ProcessPool", None),
+        timeout_s=1.0,
+    )
+    with pytest.raises(BadRequest, match=rule):
+        reader.read(prompt)

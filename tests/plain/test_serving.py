@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import create_model
 
-from tandemrt import SamplingParams
+from tandemrt import Chat, SamplingParams
 from tandemrt.engines import serving
+from tandemrt.engines.chat import ChatOptions
 from tandemrt.engines.deployment import Deployment
 from tandemrt.engines.errors import BadRepository, BadRequest, InternalError
 from tandemrt.runtime.triton.requests import read_request
@@ -162,11 +163,25 @@ def test_text_that_is_not_utf8_is_refused() -> None:
 
 def test_messages_come_as_one_text_or_as_a_text_each() -> None:
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-    assert read_request(tensors(messages=json.dumps(chat))).prompt == chat
-    assert read_request(tensors(messages=[json.dumps(message) for message in chat])).prompt == chat
-    assert read_request(tensors(messages=json.dumps(chat[0]))).prompt == chat[:1]
+    assert read_request(tensors(messages=json.dumps(chat))).prompt == Chat(chat)
+    assert read_request(tensors(messages=[json.dumps(message) for message in chat])).prompt == Chat(chat)
+    assert read_request(tensors(messages=json.dumps(chat[0]))).prompt == Chat(chat[:1])
     with pytest.raises(BadRequest, match="messages: must be a JSON list of objects"):
         read_request(tensors(messages=[json.dumps(chat), json.dumps(chat)]))
+
+
+def test_what_is_said_of_messages_comes_beside_them() -> None:
+    assert [spec.name for spec in serving.chat_inputs()] == list(ChatOptions.model_fields)
+    chat, tool = [{"role": "user", "content": "x"}], {"type": "function", "function": {"name": "f"}}
+    options = {"tools": [tool], "chat_template_kwargs": {"a": [1]}, "add_generation_prompt": False}
+    given = {name: json.dumps(value) for name, value in options.items() if name != "add_generation_prompt"}
+    sent = tensors(messages=json.dumps(chat), add_generation_prompt=False, **given)
+    assert read_request(sent).prompt == Chat(chat, **options)
+    assert read_request(tensors(messages=json.dumps(chat)), options).prompt == Chat(chat, **options)
+    with pytest.raises(BadRequest, match="tools: must come with messages, received text_input; leave it out"):
+        read_request(tensors(text_input="x", tools=json.dumps([tool])))
+    with pytest.raises(BadRequest, match="holds sampling parameters only, received 'tools'"):
+        read_request(tensors(text_input="x", sampling_parameters=json.dumps({"tools": []})))
 
 
 def test_a_parameter_names_the_client() -> None:

@@ -16,6 +16,7 @@ from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars import structured
 from tandemrt.runtime.grammars.library import GrammarCache, GrammarLibrary
+from tandemrt.runtime.grammars.readings import Readings
 from tests.plain.constraints import STOP, VOCABULARY, spell
 from tests.waiting import PATIENCE_S, eventually
 
@@ -420,7 +421,7 @@ def doubled(times: int) -> dict[str, Any]:
         ({"enum": [1, object]}, r"must be JSON, got <class 'object'> of type type; leave it out \(at #/enum/1\)"),
         ({"const": {1: 2}}, r"keys must be texts, got 1; write it as one \(at #/const\)"),
         (cycle(), r"must not hold itself, got a cycle; use \$ref for what repeats \(at #/properties/a"),
-        (doubled(30), "must hold at most 262144 values, got more"),
+        (doubled(30), r"json: must be at most 262144 bytes \(max_grammar_bytes\), got more"),
         (doubled(40), "must be nested at most 64 levels deep"),
         ({"type": "string", "pattern": "(" * 5000 + "a" + ")" * 5000}, "a pattern nests too deep"),
         (
@@ -501,7 +502,7 @@ def test_an_engine_is_taken_where_it_holds_the_kind_and_refused_elsewhere(librar
         ({"json": PERSON}, "llguidance"),
         ({"json_object": True}, "llguidance"),
         ({"regex": "a"}, "llguidance"),
-        ({"choice": ["a"]}, "xgrammar"),
+        ({"choice": ["a"]}, "llguidance"),
         ({"grammar": 'root ::= "a"'}, "xgrammar"),
     ],
 )
@@ -512,7 +513,7 @@ def test_each_kind_has_an_engine_unless_a_request_names_one(library, asked, engi
 def test_a_schema_is_worked_out_once_however_often_it_is_asked_for(library, monkeypatch) -> None:
     grammars, read = library(), []
     worked_out = structured.read
-    monkeypatch.setattr(structured, "read", lambda asked: read.append(asked) or worked_out(asked))
+    monkeypatch.setattr(structured, "read", lambda asked, _: read.append(asked) or worked_out(asked))
     for _ in range(3):
         assert takes(grammars.compile(StructuredOutputs(json=PERSON)).result(timeout=PATIENCE_S), '{"name": "x"}')
     assert len(read) == 1
@@ -526,3 +527,42 @@ def test_a_refusal_is_not_remembered(library) -> None:
     for _ in range(2):
         with pytest.raises(BadRequest, match="did you mean 'maxLength'"):
             grammars.compile(StructuredOutputs(json={"type": "string", "maxLenght": 3}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"json": "[" * 3000}, r"json: must be at most 2000 bytes \(max_grammar_bytes\), got more: '\[\[\["),
+        ({"json": {"title": "x" * 3000}}, r"json: must be at most 2000 bytes .*at #/title"),
+        ({"json": {"x" * 3000: 1}}, "json: must be at most 2000 bytes"),
+        ({"json": {"enum": list(range(3000))}}, "json: must be at most 2000 bytes"),
+        ({"choice": ["x"] * 3000}, r"choice: must be at most 2000 bytes \(max_grammar_bytes\), got more: \('x', 'x'"),
+        ({"grammar": '"' * 3000}, "grammar: must be at most 2000 bytes"),
+    ],
+)
+def test_what_is_too_large_is_refused_before_it_is_read(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        Readings(most_bytes=2000).read(StructuredOutputs(**asked))
+
+
+def test_a_regular_expression_has_a_length() -> None:
+    with pytest.raises(BadRequest, match=r"regex: must be at most 32768 bytes, got more: 'aaa"):
+        Readings().read(StructuredOutputs(regex="a" * 32_769))
+
+
+MANY_CHOICES = {"allOf": [{"anyOf": [{"minimum": i}, {"maximum": i}]} for i in range(12)]}
+
+
+@pytest.mark.parametrize("schema", [MANY_CHOICES, {"enum": ["x" * 17_000]}], ids=["laborious", "long"])
+def test_a_schema_that_is_not_quick_to_read_is_read_elsewhere_to_the_same_end(schema: dict[str, Any]) -> None:
+    asked, called = StructuredOutputs(json=schema, validate_output=True), []
+
+    def elsewhere(function: Any, *arguments: Any) -> tuple[str, str]:
+        called.append(function)
+        return function(*json.loads(json.dumps(arguments)))
+
+    assert Readings().read(asked, elsewhere) == Readings().read(asked)
+    assert len(called) == 1
+    called.clear()
+    Readings().read(StructuredOutputs(json=PERSON), elsewhere)
+    assert not called

@@ -165,6 +165,8 @@ def test_a_template_renders_the_same_prompt(tmp_path: Path, template: str, chat:
     ours, theirs = both(folder)
     expected = theirs.apply_chat_template(CHATS[chat], add_generation_prompt=True, tokenize=False)
     assert ours.apply_chat_template(CHATS[chat]) == expected
+    metered = ours.chat_template(CHATS[chat], ())
+    assert metered.render_quickly(metered.values(CHATS[chat])) == expected  # as most requests have it
 
 
 @pytest.mark.parametrize("names", [["default"], ["default", "tool_use"]])

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Reasoning
+from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
-from tests.makers import tiny_tokenizer
+from tests.makers import VOCAB, tiny_tokenizer
+from tests.plain.test_tokenizer_parity import llama_like
 
 END_OF_TURN, THINK, THINK_END = 263, 264, 265
 
@@ -35,6 +37,11 @@ def test_the_size_is_one_past_the_largest_id_even_where_ids_have_gaps(tmp_path: 
     assert other(tmp_path, Tokenizer(models.WordLevel(words, unk_token="a"))).size == 8
 
 
+def spelled(vocabulary: CheckpointTokenizer, text: str) -> tuple[int, ...]:
+    """The ids of a start marker."""
+    return vocabulary.markers(reasoning(start=text)).start.ids
+
+
 def test_markers_are_single_tokens_or_several(vocabulary: CheckpointTokenizer) -> None:
     markers = vocabulary.markers(reasoning(ends=("</think>", "[done]"), implicit_ends=("<tool_call>",)))
     assert (markers.start.ids, markers.ends[0].ids) == ((THINK,), (THINK_END,))
@@ -48,7 +55,24 @@ def test_no_beginning_of_text_token_gets_into_a_marker(tmp_path: Path) -> None:
         "<|endoftext|> $A", special_tokens=[("<|endoftext|>", 262)]
     )
     assert tokenizer.encode("<think>").ids == [262, THINK]
-    assert other(tmp_path, tokenizer).spell("reasoning.start", "<think>").ids == (THINK,)
+    assert spelled(other(tmp_path, tokenizer), "<think>") == (THINK,)
+
+
+def test_a_token_that_only_the_configuration_knows_spells_a_marker_at_run_time_and_here(tmp_path: Path) -> None:
+    """D7: one tokenizer, at export and at run time."""
+    folder = tiny_tokenizer(tmp_path)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"extra_special_tokens": ["<reason>"]}))
+    opened = CheckpointTokenizer.open(folder)
+    assert spelled(opened, "<reason>") == (267,)
+    assert opened.size == 268
+    assert open_tokenizer(folder, VOCAB)[0].encode("<reason>") == [267]
+
+
+def test_a_tag_that_is_a_token_and_not_called_special_spells_a_marker(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(tiny_tokenizer(tmp_path) / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken("<reason>", normalized=False)])
+    assert spelled(other(tmp_path, tokenizer), "<reason>") == (267,)
 
 
 def test_the_last_id_that_two_tokenizers_share_is_compared_as_well(tmp_path: Path) -> None:
@@ -67,28 +91,30 @@ def test_a_marker_that_the_normalizer_changes_is_refused(tmp_path: Path) -> None
         other(tmp_path, tokenizer).markers(reasoning(start="[Think]"))
 
 
-def test_a_marker_with_unknown_tokens_is_refused(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<think>": 1}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.WhitespaceSplit(), decoders.Fuse()
-    assert other(tmp_path, tokenizer).spell("start", "<think>").ids == (1,)
-    for text in ("</think>", "<unk>"):
-        with pytest.raises(BadRecipe, match="end: the tokenizer cannot spell"):
-            other(tmp_path, tokenizer).spell("end", text)
+def test_a_marker_is_spelled_as_within_a_text_where_the_first_word_gets_a_space(tmp_path: Path) -> None:
+    """A tokenizer in the way of Llama 2: ``<the>`` is ``▁<`` ``the`` ``>`` at the start of a text."""
+    opened = CheckpointTokenizer.open(llama_like(tmp_path))
+    marker = opened.markers(reasoning(start="<the>")).start
+    assert opened.tokenizer.decode(list(marker.ids)) == "<the>"
+    assert "▁" not in [opened.tokenizer.id_to_token(token) for token in marker.ids]
 
 
-def test_a_marker_that_vanishes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadRecipe, match="cannot spell '</think>', it gives nothing"):
-        other(tmp_path, Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))).spell("end", "</think>")
+def test_a_marker_that_vanishes_or_has_unknown_tokens_is_refused(tmp_path: Path) -> None:
+    for index, alphabet in enumerate(("a", "a<>/think")):
+        words = {letter: at for at, letter in enumerate(alphabet)}
+        tokenizer = Tokenizer(models.BPE(vocab=words, merges=[], unk_token="a" if index else None))
+        tokenizer.decoder = decoders.ByteLevel()
+        with pytest.raises(BadRecipe, match=r"cannot spell '<think\.>', it gives"):
+            other(tmp_path, tokenizer).markers(reasoning(start="<think.>"))
 
 
-def test_a_marker_spelled_otherwise_within_a_text_is_refused(tmp_path: Path) -> None:
-    letters = {letter: i for i, letter in enumerate("▁<>/think\n")}
+def test_a_marker_that_is_text_needs_a_token_for_every_byte(tmp_path: Path) -> None:
+    """A token is split where a marker ends, wherever that is."""
+    letters = {letter: at for at, letter in enumerate("<>/thinkĊ")}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
-    assert tokenizer.encode("<t>").tokens == ["▁", "<", "t", ">"]
-    with pytest.raises(BadRecipe, match="is spelled one way at the start of a text and another way within one"):
-        other(tmp_path, tokenizer).spell("start", "<t>")
+    tokenizer.decoder = decoders.ByteLevel()
+    with pytest.raises(BadRecipe, match=r"reasoning\.start: .* needs a tokenizer with a token for every byte"):
+        other(tmp_path, tokenizer).markers(reasoning())
 
 
 @pytest.mark.parametrize("phrase", ["</think>", "So, in short: </think>\n\n", "</think></think>"])
@@ -96,18 +122,24 @@ def test_a_forced_end_may_hold_a_phrase_around_its_marker(vocabulary: Checkpoint
     assert THINK_END in vocabulary.markers(reasoning(forced_end=phrase)).forced_end.ids
 
 
+@pytest.mark.parametrize("phrase", ["\n\nConsidering the time.\n</think>\n\n", " </think>"])
+def test_a_forced_end_may_begin_with_what_a_tokenizer_joins_to_the_text_before(
+    vocabulary: CheckpointTokenizer, phrase: str
+) -> None:
+    """D2: it is emitted, never matched."""
+    assert vocabulary.markers(reasoning(forced_end=phrase)).forced_end.text == phrase
+
+
 @pytest.mark.parametrize("phrase", ["That is enough.", "</thin", "<think>", "<tool_call>"])
 def test_a_forced_end_without_an_end_marker_is_refused(vocabulary: CheckpointTokenizer, phrase: str) -> None:
-    with pytest.raises(
-        BadRecipe, match=r"reasoning.forced_end must contain an end marker \('</think>'\) as the tokenizer"
-    ):
+    with pytest.raises(BadRecipe, match=r"reasoning.forced_end must contain an end marker \('</think>'\); got"):
         vocabulary.markers(reasoning(forced_end=phrase, implicit_ends=("<tool_call>",)))
 
 
-def test_a_forced_end_whose_tokens_run_over_the_marker_is_refused(vocabulary: CheckpointTokenizer) -> None:
-    # The text holds "th", but the tokenizer merges "the": the marker's own token never appears.
-    with pytest.raises(BadRecipe, match=r"forced_end must contain an end marker \('th'\)"):
-        vocabulary.markers(reasoning(ends=("th",), forced_end="the"))
+def test_a_forced_end_holds_its_marker_in_its_text_whatever_its_tokens(vocabulary: CheckpointTokenizer) -> None:
+    """D2: the text holds "th" where the tokenizer merges "the"."""
+    markers = vocabulary.markers(reasoning(ends=("th",), forced_end="the"))
+    assert not set(markers.ends[0].ids) & set(markers.forced_end.ids)
 
 
 @pytest.mark.parametrize("changes", [{"ends": ("<think>",)}, {"implicit_ends": ("</think>",)}, {"ends": ("a", "a")}])

@@ -6,11 +6,12 @@ requests one by one, each with its seconds and tokens.
 
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from tools.memory import peak_mb
 
 
 class Engine(Protocol):
@@ -36,7 +37,7 @@ def serve(open_engine: Callable[[str, int], Engine]) -> None:
     os.dup2(2, 1)  # engines write to stdout what they like
     engine = open_engine(sys.argv[1], int(sys.argv[2]))
     engine.generate([FIRST], 1, schema="", speculate=False)
-    _say(answers, {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024})
+    _say(answers, {"peak_mb": peak_mb()})
     for line in sys.stdin:
         asked = json.loads(line)
         start = time.perf_counter()

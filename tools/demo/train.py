@@ -93,7 +93,7 @@ def _fit(name: str, model: Any, loss: Loss, batches: Iterator[Batch], steps: int
     _console.print(f"{name}: {parameters / 1e6:.2f} million parameters, {steps} steps on {device}")
     reported, started = 0, time.perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console) as progress:
+    with Progress(*columns, console=_console, disable=not _console.is_terminal) as progress:
         task = progress.add_task(name, total=steps)
         for step, (ids, targets) in zip(range(1, steps + 1), batches, strict=False):
             mixed = torch.autocast(device.type, torch.bfloat16) if device.type == "cuda" else nullcontext()

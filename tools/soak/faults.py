@@ -69,7 +69,7 @@ class Faults:
         llm._scheduler.submit = lambda *given, **named: self._submitted(submit, *given, **named)  # type: ignore[method-assign]
         grammars = llm._admission._grammars
         compile_grammar = grammars.compile
-        grammars.compile = lambda structured: self._compiled(compile_grammar(structured))  # type: ignore[method-assign]
+        grammars.compile = lambda *given: self._compiled(compile_grammar(*given))  # type: ignore[method-assign]
 
     @contextmanager
     def begun(self, fault: Fault | None) -> Iterator[None]:
@@ -155,11 +155,11 @@ class _BreakingTranscript(Transcript):
         super().__init__(*arguments, **named)
         self._fault, self._calls = fault, 0
 
-    def add(self, kind: str, token_ids: Any) -> bool:
+    def add(self, kind: str, token_ids: Any, inner: Any = ()) -> bool:
         self._calls += 1
         if self._calls == self._fault.at + 1:
             raise self._fault.error()
-        return super().add(kind, token_ids)
+        return super().add(kind, token_ids, inner)
 
     def finish(self) -> None:
         if self._fault.kind == "detokeniser-always" and self._calls > self._fault.at:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from tools.memory import resident_mb
+
 GROWTH_MB = 48.0  # that the allocators of a long run may spread over
 
 
@@ -43,7 +45,7 @@ class Soaked:
 
     def measure(self) -> None:
         """Note memory and threads as they are now."""
-        self.memory_mb.append(_resident_mb())
+        self.memory_mb.append(resident_mb())
         self.threads.append(threading.active_count())
 
     def sums(self) -> list[str]:
@@ -81,10 +83,3 @@ class Soaked:
         for what, figure in rows.items():
             table.add_row(what, figure)
         return table
-
-
-def _resident_mb() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return 0.0

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any, Literal
 
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
-from tandemrt.runtime.requests.prompt import Message
+from tandemrt.runtime.requests.messages import Message
 from tools.soak.models import LENGTH, WORDS
 
 Way = Literal["generate", "stream", "listen"]

@@ -28,25 +28,27 @@ _DEEPEST = 12  # levels that are written in one piece
 _DOUBLE = 2**53  # integers up to here are doubles
 
 
-def enforceable(schema: Schema) -> dict[str, Any]:
+def enforceable(schema: Schema, *, quick: bool = False) -> dict[str, Any]:
     """The schema that a grammar is compiled from, which takes nothing that ``schema`` does not.
 
     Raises:
         BadRequest: no JSON schema, what cannot be held with a line for each place, or no finite text fits.
+        NotQuick: with ``quick``, there is more to work out than is always quick.
     """
-    return _Writer(Expander(Document(schema))).write()
+    return _Writer(Expander(Document(schema), quick=quick)).write()
 
 
-def loosened(schema: Schema) -> dict[str, Any]:
+def loosened(schema: Schema, *, quick: bool = False) -> dict[str, Any]:
     """A schema for a text that is checked when it is finished: what cannot be held is left open.
 
     Raises:
         BadRequest: no JSON schema, or no finite text fits.
+        NotQuick: as ``enforceable``.
     """
     try:
-        return enforceable(schema)
+        return enforceable(schema, quick=quick)
     except BadRequest:
-        return _Writer(Expander(Document(schema), loose=True)).write()
+        return _Writer(Expander(Document(schema), loose=True, quick=quick)).write()
 
 
 class _Writer:

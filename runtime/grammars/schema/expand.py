@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from tandemrt.engines.errors import NotQuick
 from tandemrt.runtime.grammars.schema import dialect
 from tandemrt.runtime.grammars.schema.disjoint import Disjoint
 from tandemrt.runtime.grammars.schema.document import Document, Node, Unheld
@@ -13,6 +14,7 @@ from tandemrt.runtime.grammars.schema.shapes import Conj, Literals, Same, Shape,
 
 MOST_SHAPES = 512  # of one place
 MOST_STEPS = 20_000  # of one schema
+QUICK_STEPS = 1000  # that are no trouble wherever they are taken: some ten milliseconds
 
 # Keywords that are left out where a text is checked in the end.
 _LOOSE = frozenset({"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "contains", "uniqueItems"})
@@ -22,10 +24,11 @@ Option = tuple[Node, ...]
 
 
 class Expander:
-    """The shapes of the schemas of one document, each worked out once."""
+    """The shapes of the schemas of one document, each worked out once; if ``quick``, or NotQuick is raised."""
 
-    def __init__(self, document: Document, *, loose: bool = False) -> None:
+    def __init__(self, document: Document, *, loose: bool = False, quick: bool = False) -> None:
         self.document = document
+        self._quick = quick
         self.loose = loose  # what is not held is left open, for the finished text is checked
         self._known: dict[Conj, list[Shape]] = {}
         self._active: set[Conj] = set()
@@ -85,6 +88,8 @@ class Expander:
     def _gathered(self, node: Node, above: Option, *, alone: bool = False) -> Iterator[Node]:
         """The node and all that hold with it, without the keywords that led there."""
         self._steps += 1
+        if self._quick and self._steps > QUICK_STEPS:
+            raise NotQuick
         if self._steps > MOST_STEPS:
             raise Unheld(node.place, "too many combinations of schemas; simplify it")
         if node in above:

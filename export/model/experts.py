@@ -1,0 +1,72 @@
+"""A mixture of experts in standard operators: a router, and an ``If`` for every expert that runs it for its tokens.
+
+Each expert's weights stay where the file holds them and are read only if some token of the call chose it. A token's
+sum has one order, that of the experts, and products round a row the same in any company, so a token has the same bits
+alone and in a window. onnxruntime's ``MoE`` for CPUs has not, and takes all experts as one tensor in an order of its
+own.
+"""
+
+import onnx_ir as ir
+
+from tandemrt.export.model.activation import activate
+from tandemrt.export.model.builder import GraphBuilder, dims_of
+from tandemrt.export.model.linear import Linear
+from tandemrt.export.model.weights import Weights
+from tandemrt.export.read.block import Experts
+from tandemrt.export.read.spec import ModelSpec
+
+
+def mixture(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
+    """[batch, query, hidden] to the same: what the experts give that each token chose, by the weights it gave them."""
+    shares = _routed(b, Linear.stored(f"{name}.gate", experts.count)(b, x, w), experts, w.dtype)
+    none = b.constant([[0]] * experts.count, w.dtype)  # a prompt's last layer has no token
+    most = b.op("ReduceMax", b.op("Concat", shares, none, axis=1), b.constant([1]), keepdims=0)
+    chosen = b.op("Greater", most, b.constant(0, w.dtype))
+    flat = b.op("Reshape", x, b.constant([-1, spec.hidden]))
+    total = b.op("Mul", flat, b.constant(0, w.dtype))
+    for expert in range(experts.count):
+        total = _added(b, total, flat, shares, chosen, w, spec, experts, expert, name)
+    result = b.op("Reshape", total, b.op("Shape", x), allowzero=1)
+    result.shape = ir.Shape(dims_of(x))
+    return result
+
+
+def _routed(b: GraphBuilder, logits: ir.Value, experts: Experts, dtype: str) -> ir.Value:
+    """[experts, tokens]: the weight that each token gives each expert, 0 if it did not choose it."""
+    probabilities = b.op("Softmax", b.cast(logits, "float32"), axis=-1)
+    weights, indices = b.ops("TopK", probabilities, b.constant([experts.per_token]), outputs=2, axis=-1)
+    if experts.normalized:
+        weights = b.op("Div", weights, b.op("ReduceSum", weights, b.constant([-1]), keepdims=1))
+    nothing = b.op("Mul", probabilities, b.constant(0, "float32"))
+    shares = b.cast(b.op("ScatterElements", nothing, indices, weights, axis=-1), dtype)
+    return b.op("Transpose", b.op("Reshape", shares, b.constant([-1, experts.count])), perm=[1, 0])
+
+
+def _added(
+    b: GraphBuilder,
+    total: ir.Value,
+    flat: ir.Value,
+    shares: ir.Value,
+    chosen: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    experts: Experts,
+    expert: int,
+    name: str,
+) -> ir.Value:
+    """``total`` [tokens, hidden] with what one expert gives to the tokens that chose it."""
+    stem, index = f"{name}.experts.{expert}", b.constant(expert)
+    gate, up = (Linear.stored(f"{stem}.{kind}_proj", experts.intermediate) for kind in ("gate", "up"))
+    down = Linear.stored(f"{stem}.down_proj", spec.hidden)
+
+    def run() -> tuple[ir.Value]:
+        mine = b.op("Gather", shares, index, axis=0)
+        tokens = b.op("Squeeze", b.op("NonZero", mine), b.constant([0]))
+        rows = b.op("Gather", flat, tokens)
+        inner = activate(b, gate(b, rows, w), up(b, rows, w), spec.activation)
+        weighted = b.op("Mul", down(b, inner, w), b.op("Unsqueeze", b.op("Gather", mine, tokens), b.constant([1])))
+        places = b.op("Unsqueeze", tokens, b.constant([1]))
+        return (b.op("ScatterND", total, places, weighted, reduction="add"),)
+
+    [result] = b.branch(b.op("Gather", chosen, index), run, lambda: (b.op("Identity", total),))
+    return result

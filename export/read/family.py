@@ -1,0 +1,151 @@
+"""A family of models: what it says by its name rather than in its config, as choices and readers of fields."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.export.read.block import Activation, BlockNorms, Experts, QKNorm, Scales
+from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, all_rotary, no_window
+from tandemrt.export.read.rope import RopeRules
+
+PRE_NORMS, PLAIN_ROPE = BlockNorms(), RopeRules()
+SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
+
+
+class Biases(NamedTuple):
+    """Which products add a bias."""
+
+    qkv: bool = False
+    out: bool = False
+    mlp: bool = False
+
+
+def no_bias(fields: Fields) -> Biases:
+    fields.only("attention_bias", False)
+    fields.only("mlp_bias", False)
+    return Biases()
+
+
+def named_biases(fields: Fields) -> Biases:
+    """``attention_bias`` is that of queries, keys, values and output."""
+    attention = fields.flag("attention_bias", False)
+    return Biases(attention, attention, fields.flag("mlp_bias", False))
+
+
+def attention_biases(fields: Fields) -> Biases:
+    attention = fields.flag("attention_bias", False)
+    fields.only("mlp_bias", False)
+    return Biases(attention, attention)
+
+
+def qkv_biases(fields: Fields) -> Biases:
+    fields.only("attention_bias", True)
+    return Biases(qkv=True)
+
+
+def seed_biases(fields: Fields) -> Biases:
+    out = fields.flag("attention_out_bias", False)
+    return Biases(fields.flag("attention_bias", True), out, fields.flag("mlp_bias", False))
+
+
+def mlp_bias(fields: Fields) -> Biases:
+    fields.only("attention_bias", False)
+    return Biases(mlp=fields.flag("mlp_bias", False))
+
+
+def glm_biases(fields: Fields) -> Biases:
+    return Biases(qkv=fields.flag("attention_bias", True))
+
+
+def one_bias(fields: Fields) -> Biases:
+    return Biases(*[fields.flag("use_bias", False)] * 3)
+
+
+def plain_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
+    return Scales(attention=head_dim**-0.5)
+
+
+def granite_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
+    return Scales(
+        attention=fields.number("attention_multiplier", 1.0),
+        embedding=fields.number("embedding_multiplier", 1.0),
+        residual=fields.number("residual_multiplier", 1.0),
+        logits=fields.number("logits_scaling", 1.0),
+    )
+
+
+def gemma_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
+    caps = [fields.get(name) for name in ("attn_logit_softcapping", "final_logit_softcapping")]
+    attention, logits = (
+        0.0 if cap is None else fields.number(name)
+        for cap, name in zip(caps, ("attn_logit_softcapping", "final_logit_softcapping"), strict=True)
+    )
+    return Scales(
+        attention=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        embedding=hidden**0.5,
+        attention_softcap=attention,
+        logits_softcap=logits,
+    )
+
+
+def no_experts(fields: Fields, layers: int) -> None:
+    """A dense model."""
+
+
+def mixtral_experts(fields: Fields, layers: int) -> Experts:
+    """Of Mixtral: in every layer."""
+    count, chosen = fields.integer("num_local_experts", 8), fields.integer("num_experts_per_tok", 2)
+    return _experts(count, chosen, fields.integer("intermediate_size"), True, (True,) * layers)
+
+
+def qwen_experts(fields: Fields, layers: int) -> Experts:
+    """Of Qwen3-MoE: in one of ``decoder_sparse_step`` layers, but in none of ``mlp_only_layers``."""
+    count = fields.integer("num_experts", fields.integer("num_local_experts", 128))
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise BadCheckpoint(f"config.json: mlp_only_layers should be a list of layers, it is {quoted(dense)}")
+    return _experts(
+        count,
+        fields.integer("num_experts_per_tok", 8),
+        fields.integer("moe_intermediate_size", 768),
+        fields.flag("norm_topk_prob", False),
+        tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
+    )
+
+
+def _experts(count: int, chosen: int, intermediate: int, normalized: bool, layers: tuple[bool, ...]) -> Experts:
+    if chosen > count:
+        raise BadCheckpoint(
+            f"config.json: num_experts_per_tok should be at most the number of experts, {count}, it is {chosen}"
+        )
+    return Experts(count, chosen, intermediate, normalized, layers)
+
+
+@dataclass(frozen=True)
+class Family:
+    """``architectures`` as configs name them; ``name`` is their model_type.
+
+    ``defaults`` are fields that a config may leave out, ``neutral`` those that change nothing where they say one of
+    these values, ``irrelevant`` those that never do. ``activations``: what ``activation_field`` may say.
+    ``norm_offset``: norms are stored less one. ``gated``: whether the MLP has a gate.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    irrelevant: tuple[str, ...] = ()
+    norms: BlockNorms = PRE_NORMS
+    norm_offset: bool = False
+    qk_norm: QKNorm | None = None
+    biases: Callable[[Fields], Biases] = no_bias
+    windows: WindowReader = no_window
+    rotary: RotaryReader = all_rotary
+    rope: RopeRules = PLAIN_ROPE
+    scales: Callable[[Fields, int, int], Scales] = plain_scales
+    activations: Mapping[str, Activation] = field(default_factory=lambda: SILU)
+    activation_field: str = "hidden_act"
+    gated: bool = True
+    experts: Callable[[Fields, int], Experts | None] = no_experts

@@ -1,0 +1,74 @@
+"""The rules that stretch rotary frequencies beyond the length a model was first trained for."""
+
+import math
+
+import torch
+
+from tandemrt.engines.errors import BadCheckpoint, quoted
+from tandemrt.export.read.fields import Fields
+
+
+def llama3(fields: Fields, kept: torch.Tensor, max_length: int) -> torch.Tensor:
+    """Long waves are stretched by the factor, short ones kept, those between blended (Llama 3.1)."""
+    factor, low, high = (fields.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = fields.integer("original_max_position_embeddings", max_length)
+    wave = 2 * math.pi / kept
+    stretched = torch.where(wave > original / low, kept / factor, kept)
+    share = (original / wave - low) / (high - low)
+    blended = (1 - share) * stretched / factor + share * stretched
+    between = ~(wave < original / high) & ~(wave > original / low)
+    return torch.where(between, blended, stretched)
+
+
+def yarn(fields: Fields, kept: torch.Tensor, theta: float, max_length: int) -> tuple[torch.Tensor, float, int]:
+    """YaRN (arXiv 2309.00071): a ramp over the dimensions between stretched and kept, and a sharper attention.
+
+    Returns frequencies, magnitude and the length that it stretches to.
+    """
+    original = fields.integer("original_max_position_embeddings", max_length)
+    factor = fields.number("factor", max_length / original)
+    half, dim = len(kept), 2 * len(kept)
+
+    def turns(count: float) -> float:  # the dimension that turns `count` times within the original length
+        return dim * math.log(original / (count * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = turns(fields.number("beta_fast", 32.0)), turns(fields.number("beta_slow", 1.0))
+    if fields.flag("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    last = last + 0.001 if first == last else last
+    share = 1 - ((torch.arange(half, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+    stretched = 1.0 / (factor * (theta ** (torch.arange(0, dim, 2).float() / dim)))
+    return stretched * (1 - share) + kept * share, _yarn_magnitude(fields, factor), int(original * factor)
+
+
+def _yarn_magnitude(fields: Fields, factor: float) -> float:
+    def of(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    above, below = fields.get("mscale"), fields.get("mscale_all_dim")
+    default = of(above) / of(below) if above and below else of(1.0)
+    return fields.number("attention_factor", default)
+
+
+def longrope(
+    config: Fields, fields: Fields, waves: torch.Tensor, max_length: int, length: int
+) -> tuple[torch.Tensor, float]:
+    """LongRoPE (arXiv 2402.13753): a factor for every frequency, one list for short texts and one for long ones.
+
+    ``waves`` are the inverse frequencies. Which list serves is decided once, by the ``length`` of the longest text:
+    keys that are cached cannot turn. Returns frequencies and magnitude.
+    """
+    original = fields.integer(
+        "original_max_position_embeddings", config.integer("original_max_position_embeddings", max_length)
+    )
+    lists = [fields.get(name) for name in ("short_factor", "long_factor")]
+    for name, found in zip(("short_factor", "long_factor"), lists, strict=True):
+        numbers = isinstance(found, list) and all(isinstance(x, int | float) and x > 0 for x in found)
+        if not numbers or len(found) != len(waves):
+            rule = f"{name} should be {len(waves)} numbers above 0, one for each rotated pair"
+            raise BadCheckpoint(f"{fields.where}: {rule}, it is {quoted(found)}")
+    factor = fields.number("factor", max_length / original)
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    chosen = torch.tensor(lists[length > original], dtype=torch.float32)
+    return 1.0 / (chosen * waves), fields.number("attention_factor", default)

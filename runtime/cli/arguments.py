@@ -1,0 +1,48 @@
+"""Arguments that several commands take, and how the files that they name are read."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tandemrt.engines.errors import BadRequest, clipped, quoted
+
+
+def _writable(path: Path | None) -> Path | None:
+    # Asked before the work: a report that cannot be written would be lost with it.
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise BadRequest(f"--json: must be a file that can be written, received {clipped(path)}; name another")
+    return path
+
+
+BundlePath = Annotated[Path, typer.Argument(help="A bundle, as `tandemrt export build` writes it.", metavar="BUNDLE")]
+Report = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.", callback=_writable)]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
+MaxTokens = Annotated[int | None, typer.Option(help="At most so many output tokens.")]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write at the end where each token came from: a page (.html), or a Chrome trace for Perfetto (.json)."
+    ),
+]
+
+
+def read_json(path: Path, name: str) -> Any:
+    """Return what the JSON file holds that was given as ``name``. Raises BadRequest."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadRequest(f"{name}: must be a readable JSON file, received {clipped(path)}: {clipped(error)}") from error
+
+
+def read_schema(path: Path, name: str = "--schema") -> dict[str, Any] | bool:
+    """Return the JSON schema in a file that was given as ``name``. Raises BadRequest."""
+    schema = read_json(path, name)
+    if not isinstance(schema, dict | bool):
+        raise BadRequest(
+            f"{name}: must hold a JSON schema, which is an object or a boolean, received {quoted(schema)} in {path}"
+        )
+    return schema

@@ -1,0 +1,76 @@
+"""What one request may cost the others: its grammar has a share, and what takes long is not done in the loop."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, SamplingParams, StructuredOutputs
+from tandemrt.engines.errors import BadRequest
+from tandemrt.runtime.grammars.by_llguidance import LLGuidance
+
+FREE = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
+WORD = SamplingParams(structured_outputs=StructuredOutputs(regex="[a-z]{30}"), thinking_token_budget=0, seed=2)
+AMBIGUOUS = "root ::= a0" + "".join(f"\na{i} ::= a{i + 1} a{i + 1}" for i in range(60)) + "\na60 ::= [a-z]?"
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_bundle: Path) -> Iterator[LLM]:
+    with LLM(tiny_bundle, threads=1) as llm:
+        yield llm
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, method: str, at: int) -> list[int]:
+    """Let a method of every grammar take 0.4 s of the processor at the call number ``at``; gives the calls so far."""
+    real, calls = getattr(LLGuidance, method), [0]
+
+    def slowly(grammar: LLGuidance, *arguments: Any) -> Any:
+        calls[0] += 1
+        end = time.thread_time() + (0.4 if calls[0] == at else 0.0)
+        while time.thread_time() < end:
+            pass
+        return real(grammar, *arguments)
+
+    monkeypatch.setattr(LLGuidance, method, slowly)
+    return calls
+
+
+@pytest.mark.parametrize("method", ["fill", "accept"])
+def test_a_grammar_that_is_slow_once_ends_its_request_and_no_other(llm: LLM, monkeypatch, method: str) -> None:
+    alone = llm.generate("the", FREE).text
+    calls = slow(monkeypatch, method, 12)
+    word, *others = llm.generate(["x", "the", "the"], [WORD, FREE, FREE])
+    assert [other.text for other in others] == [alone] * 2
+    assert word.finish_reason == "error"
+    assert "BadRequest: structured_outputs: the grammar took 0.4" in (word.error or "")
+    assert "fill_timeout_s" in (word.error or "")
+    assert word.text.isalpha()  # what it had
+    assert 12 <= calls[0] < 12 + 2 * 9  # no round more
+    monkeypatch.undo()
+    assert len(llm.generate("x", WORD).text) == 30
+
+
+def test_how_long_masks_take_is_counted_for_grammars(llm: LLM) -> None:
+    before = llm.metrics.fill_seconds.count
+    llm.generate("the", FREE)
+    assert llm.metrics.fill_seconds.count == before
+    llm.generate("x", WORD)
+    assert llm.metrics.fill_seconds.count > before
+
+
+def test_a_grammar_without_an_end_of_work_is_refused_and_others_go_on(llm: LLM) -> None:
+    alone = llm.generate("the", FREE).text
+    ambiguous = SamplingParams(structured_outputs=StructuredOutputs(grammar=AMBIGUOUS))
+    bad, other = llm.generate(["x", "the"], [ambiguous, FREE])
+    assert other.text == alone
+    assert "structured_outputs.grammar: a row of it takes more than 0.1 s" in (bad.error or "")
+
+
+def test_prompts_and_grammars_have_sizes_that_are_options(tiny_bundle: Path) -> None:
+    with LLM(tiny_bundle, threads=1, max_prompt_bytes=10, max_grammar_bytes=20) as llm:
+        with pytest.raises(BadRequest, match=r"at most 10 bytes of text .* \(max_prompt_bytes\)"):
+            llm.generate("hello world")
+        with pytest.raises(BadRequest, match=r"choice: must be at most 20 bytes \(max_grammar_bytes\)"):
+            llm.generate("x", SamplingParams(structured_outputs=StructuredOutputs(choice=["a" * 30])))

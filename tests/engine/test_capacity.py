@@ -1,0 +1,46 @@
+"""How much text fits a GPU: what a manifest says, held against what the caches of a bundle really take."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tandemrt import LLM
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BadRequest
+from tandemrt.export.capacity import SHARE, fitting, memory_from_text
+
+
+def test_a_token_takes_what_the_caches_of_all_models_have_for_it(tiny_bundle: Path) -> None:
+    manifest = Bundle.read(tiny_bundle).manifest
+    fits = fitting(manifest, 10**9)
+    with LLM(tiny_bundle, threads=1) as llm:
+        caches = [llm.loop.tandem.cache, *llm.loop.drafter.caches]
+        held = sum(tensor.nbytes for cache in caches for tensor in cache.rows(0, 4).values() if tensor.dim() == 4)
+    assert held == fits.token * manifest.limits.capacity * manifest.limits.batch
+    assert fits.tokens == (int(SHARE * 10**9) - manifest.weights - fits.rounds) // fits.token
+    assert fits.requests == fits.tokens // 128, "105 tokens are two blocks of 64"
+
+
+def test_what_the_weights_alone_fill_has_room_for_nothing(tiny_bundle: Path) -> None:
+    manifest = Bundle.read(tiny_bundle).manifest
+    assert (fitting(manifest, manifest.weights).tokens, fitting(manifest, manifest.weights).requests) == (0, 0)
+
+
+def test_inspect_says_what_fits(run, tiny_bundle: Path) -> None:
+    code, out, _ = run("export", "inspect", str(tiny_bundle), "--json", "--gpu", "24GiB")
+    assert (code, json.loads(out)["fits"]["memory"]) == (0, 24 << 30)
+    _, out, _ = run("export", "inspect", str(tiny_bundle), "--gpu", "80GB")
+    assert "A GPU of 80.0 GB, 90% of it" in out
+    assert "tokens that fit" in out
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_bundle: Path) -> Path:
+    return tiny_bundle.parent
+
+
+@pytest.mark.parametrize("text", ["", "80", "GB", "80 TB", "0GB", "-1GB", "٣GB"])
+def test_a_text_that_is_no_memory_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="--gpu: must be a memory such as 80GB or 24GiB"):
+        memory_from_text(text)

@@ -1,0 +1,172 @@
+"""Every family of models computes what transformers computes, in every lowering that can, far beyond its window."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+)
+
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.model.lowerings import Lowering
+from tandemrt.export.model.support import unsupported
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tensors import named
+from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
+from tools.families.cases import FAMILIES, LENGTH, WINDOW
+
+CAPACITY = LENGTH + 8
+STARTS = (40, 33)  # tokens of the two prompts, which no row scores
+
+
+def texts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randint(0, VOCAB, (2, LENGTH), generator=generator).tolist()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """A folder, and what transformers computes for two texts."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model = make_checkpoint(request.param, folder)
+    return folder, torch.stack([expected_logits(model, text) for text in texts()])
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["mask", "paged", "length"])
+def test_logits_equal_those_of_transformers(checkpoint: tuple[Path, torch.Tensor], attention: Lowering) -> None:
+    folder, expected = checkpoint
+    spec = ModelSpec.from_hf(Checkpoint.open(folder).config)
+    capacity = WINDOW if attention == "length" and spec.sliding_window else CAPACITY
+    if unsupported(spec, attention, capacity):
+        with pytest.raises(BadCheckpoint, match=r"paged cache|onnxruntime-cpu"):
+            Decoder(folder, attention, batch=2, capacity=capacity)
+        return
+    decode = Decoder(folder, attention, batch=2, capacity=capacity)
+    for start, end in ((0, 17), (17, 22), (22, 23), (23, LENGTH)):
+        if end <= capacity:
+            assert_close(decode([text[start:end] for text in texts()], [start] * 2), expected[:, start:end])
+
+
+def test_windows_on_a_cpu_equal_transformers_and_single_tokens_to_the_bit(
+    checkpoint: tuple[Path, torch.Tensor],
+) -> None:
+    folder, expected = checkpoint
+    decode = Decoder(folder, "grouped", batch=2, capacity=CAPACITY)
+    for row, (text, end) in enumerate(zip(texts(), STARTS, strict=True)):
+        prefill(decode, row, text[:end], cut=row)
+    cached = {name: cache.clone() for name, cache in decode.caches.items()}
+    found = continued(decode, window=5)
+    for row, start in enumerate(STARTS):
+        assert_close(found[row], expected[row, start : start + 30])
+    decode.caches = cached
+    assert torch.equal(found, continued(decode, window=1))
+
+
+def continued(decode: Decoder, *, window: int) -> torch.Tensor:
+    """[2, 30, vocab]: the logits of the 30 tokens behind both prompts, ``window`` in a call."""
+    parts = []
+    for done in range(0, 30, window):
+        begins = [start + done for start in STARTS]
+        parts.append(decode([text[at : at + window] for text, at in zip(texts(), begins, strict=True)], begins))
+    return torch.cat(parts, dim=1)
+
+
+def prefill(decode: Decoder, row: int, text: list[int], *, cut: int) -> None:
+    """A prompt as the runtime computes it, nothing scored, in two calls of which the first has 1 or 2 tokens."""
+    for start, end in ((0, cut + 1), (cut + 1, len(text))):
+        given = {
+            "token_ids": torch.tensor([text[start:end]]),
+            "write_index": torch.tensor([start]),
+            "score_rows": torch.zeros(1, 0, dtype=torch.int64),
+            "logits": torch.zeros(1, 0, VOCAB),
+        }
+        rows = {name: cache[row : row + 1] for name, cache in decode.caches.items()}
+        decode.engine.bind(given | rows).run()
+
+
+def test_an_expert_that_no_token_chose_is_not_run(tmp_path: Path) -> None:
+    """Its weights may be anything."""
+    model = make_checkpoint("mixtral", tmp_path)
+    chosen: list[torch.Tensor] = []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _gate, _given, made: chosen.append(made[2].unique()))
+    expected = expected_logits(model, [7])
+    with torch.no_grad():
+        for layer, used in zip(model.model.layers, chosen, strict=True):
+            assert len(used) == 2
+            layer.mlp.experts.down_proj[[expert for expert in range(4) if expert not in used]] = float("nan")
+    model.save_pretrained(tmp_path)
+    assert_close(Decoder(tmp_path, "grouped", batch=1)([[7]], [0])[0], expected)
+
+
+def with_images(case: str) -> PreTrainedModel:
+    """A model that also sees images, whose text part is that of ``case``."""
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    text = FAMILIES[case]()
+    torch.manual_seed(3)
+    if case == "gemma3":
+        config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+        return Gemma3ForConditionalGeneration(config).eval()
+    config = Mistral3Config(text_config=text, vision_config=vision | {"head_dim": 16}, tie_word_embeddings=False)
+    return Mistral3ForConditionalGeneration(config).eval()
+
+
+@pytest.mark.parametrize("case", ["mistral3", "ministral3", "gemma3"])
+def test_the_text_part_of_a_model_that_sees_images_is_a_model(tmp_path: Path, case: str) -> None:
+    model = with_images(case)
+    model.save_pretrained(tmp_path)
+    text = texts()[0]
+    found = Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0]
+    assert_close(found, expected_logits(model, text))
+
+
+def test_tensors_of_a_text_part_have_one_name_whichever_transformers_wrote_them(tmp_path: Path) -> None:
+    with_images("mistral3").save_pretrained(tmp_path)
+    older = Checkpoint.open(tmp_path)
+    newer = dict(older.tensors)
+    for name in older.tensors:
+        kind, _, rest = name.partition(".model.")
+        if kind == "language_model":
+            newer[f"model.language_model.{rest}"] = newer.pop(name)
+        elif name.startswith("language_model.lm_head."):
+            newer[name.removeprefix("language_model.")] = newer.pop(name)
+        else:
+            newer[f"model.{name}"] = newer.pop(name)
+    spec = ModelSpec.from_hf(older.config)
+    renamed = Checkpoint(older.folder, older.config, newer, older.files)
+    assert set(named(renamed, spec).tensors) == set(named(older, spec).tensors)
+    assert not any("vision" in name or "projector" in name for name in named(older, spec).tensors)
+
+
+def test_a_fused_weight_is_read_in_parts_where_it_lies(tmp_path: Path) -> None:
+    make_checkpoint("phi3", tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    parts = named(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors
+    content = (tmp_path / "model.safetensors").read_bytes()
+    with safe_open(tmp_path / "model.safetensors", framework="np") as stored:
+        for module, whole, kinds in (("self_attn", "qkv", ("q", "k", "v")), ("mlp", "gate_up", ("gate", "up"))):
+            found = [parts[f"model.layers.1.{module}.{kind}_proj.weight"] for kind in kinds]
+            joined = b"".join(content[part.offset : part.offset + part.nbytes] for part in found)
+            assert joined == stored.get_tensor(f"model.layers.1.{module}.{whole}_proj.weight").tobytes()
+
+
+def test_a_fused_weight_of_another_size_is_refused(tmp_path: Path) -> None:
+    make_checkpoint("phi3", tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    spec = ModelSpec.from_hf(checkpoint.config | {"num_key_value_heads": 4})
+    with pytest.raises(
+        BadCheckpoint, match=r"qkv_proj\.weight' should have 192 rows by config\.json, its shape is \[128"
+    ):
+        named(checkpoint, spec)

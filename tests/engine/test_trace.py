@@ -1,0 +1,118 @@
+"""A trace of a real bundle: its page shows the output's tokens, opens without a network, and says nothing wrong."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, RequestOutput, SamplingParams
+from tandemrt.engines.errors import BadRequest
+from tests.engine.test_invisible import REQUESTS, told
+from tests.waiting import PATIENCE_S
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ASKED = [*REQUESTS, ("the end </script>", {"rule": "rejection", "temperature": 1.0, "seed": 9, "max_tokens": 20})]
+
+
+def generate(bundle: Path, trace: Path | None, **options: Any) -> list[RequestOutput]:
+    with LLM(bundle, trace=trace, threads=1, **options) as llm:
+        return llm.generate([prompt for prompt, _ in ASKED], [SamplingParams(**params) for _, params in ASKED])
+
+
+@pytest.fixture(scope="module")
+def outputs(tiny_bundle: Path) -> list[RequestOutput]:
+    return generate(tiny_bundle, None)
+
+
+@pytest.fixture(scope="module")
+def page(tiny_bundle: Path, outputs: list[RequestOutput], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of requests of every kind. Nobody's text changes because somebody looks."""
+    place = tmp_path_factory.mktemp("trace") / "out.html"
+    traced = generate(tiny_bundle, place, overlap=True)
+    assert list(map(told, traced)) == list(map(told, outputs))
+    return place
+
+
+def read(page: Path) -> list[dict[str, Any]]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"))
+    assert found
+    return json.loads(found[1])["requests"]
+
+
+def test_the_tokens_of_the_page_are_those_of_the_outputs(page: Path, outputs: list[RequestOutput]) -> None:
+    for request, output in zip(read(page), outputs, strict=True):
+        assert [token["id"] for token in request["tokens"]] == output.token_ids
+        assert request["speculation"] == output.speculation.to_json()
+        accepted = [min(each["accepted"], each["kept"]) for each in request["rounds"] if each["passed"]]
+        assert sum(accepted) >= output.speculation.num_accepted_draft_tokens
+        assert all(each["ms"] > 0 for each in request["rounds"])
+
+
+def test_what_a_budget_wrote_is_as_long_as_its_forced_ends(page: Path, outputs: list[RequestOutput]) -> None:
+    assert any(output.forced_ends for output in outputs)
+    for request, output in zip(read(page), outputs, strict=True):
+        forced = [token for token in request["tokens"] if token["source"] == "budget"]
+        assert bool(forced) == (output.forced_ends > 0)
+        assert all(token["allowed"] == 1 for token in forced)
+
+
+def test_a_text_with_choices_has_tokens_that_the_grammar_forced(page: Path) -> None:
+    assert any(token["source"] == "grammar" for request in read(page) for token in request["tokens"])
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+def test_a_browser_shows_the_tokens_and_finds_nothing_wrong(page: Path, outputs: list[RequestOutput]) -> None:
+    dom, log = browse(page)
+    assert "CONSOLE" not in log
+    shown = Shown()
+    shown.feed(dom)
+    assert shown.tokens == outputs[0].token_ids, "of the first request, which a page begins with"
+    assert shown.options == len(outputs)
+    assert not re.search(r"https?:|//[a-z]", page.read_text("utf-8").split('id="data"')[0]), "no network"
+
+
+def browse(page: Path) -> tuple[str, str]:
+    """What a headless browser makes of the page, and what it logs."""
+    assert BROWSER is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
+    command = [BROWSER, *flags, f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    return done.stdout, done.stderr
+
+
+class Shown(HTMLParser):
+    """Reads the tokens of the text, and how many requests there are to choose from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[int] = []
+        self.options = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.options += tag == "option"
+        if found.get("data-token") is not None:
+            self.tokens.append(int(str(found["data-token"])))
+
+
+def test_a_chrome_trace_has_the_hosts_steps_and_the_rounds_of_every_request(tiny_bundle: Path, tmp_path: Path) -> None:
+    generate(tiny_bundle, tmp_path / "out.json")
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    complete = [event for event in events if event["ph"] == "X"]
+    assert {"prefill", "propose", "target", "wait", "commit", "fill", "verify"} <= {event["name"] for event in complete}
+    assert {event["tid"] for event in complete if event["pid"] == 2} == set(range(len(ASKED)))
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in complete)
+    host = [event for event in complete if event["pid"] == 1]
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in pairwise(host)), "one after the other"
+
+
+@pytest.mark.parametrize("name", ["out.txt", "missing/out.html", "."])
+def test_a_trace_that_could_not_be_written_is_refused_before_the_work(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadRequest, match=r"trace: must .* name another file"):
+        LLM(tmp_path / "a-bundle-that-nobody-opened", trace=tmp_path / name)

@@ -1,0 +1,291 @@
+"""The configs of published checkpoints, family by family: every field understood, and read as transformers reads it."""
+
+import json
+
+import pytest
+from transformers import AutoConfig
+
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.read.block import Experts
+from tandemrt.export.read.families import FAMILIES
+from tandemrt.export.read.spec import ModelSpec
+
+_LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48, "type": "longrope"}
+_EXAONE = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+# As read in public repositories, of long lists a part; SmolLM3's and parts of Phi-4-mini's and OLMo-3's from memory.
+# Beside each what its spec must say.
+PUBLISHED = {
+    "granite-3.3-8b-instruct": (
+        """{"architectures": ["GraniteForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attention_multiplier": 0.0078125, "bos_token_id": 0, "embedding_multiplier": 12.0, "eos_token_id": 0,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 12800,
+        "logits_scaling": 16.0, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "granite",
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "pad_token_id": 0,
+        "residual_multiplier": 0.22, "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 10000000.0,
+        "tie_word_embeddings": true, "torch_dtype": "bfloat16", "transformers_version": "4.49.0", "use_cache": true,
+        "vocab_size": 49159}""",
+        lambda spec: (spec.scales.attention, spec.scales.residual, spec.scales.logits, spec.rope.theta)
+        == (0.0078125, 0.22, 16.0, 1e7),
+    ),
+    "OLMo-2-1124-7B-Instruct": (
+        """{"_name_or_path": "allenai/open_instruct_dev", "architectures": ["Olmo2ForCausalLM"],
+        "attention_bias": false, "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu",
+        "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 4096,
+        "model_type": "olmo2", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+        "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 500000,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.47.0.dev0",
+        "use_cache": false, "vocab_size": 100352}""",
+        lambda spec: spec.norms.before_attention is None and spec.qk_norm.over_all_heads,
+    ),
+    "Olmo-3-7B": (
+        json.dumps({
+            "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+            "intermediate_size": 11008, "layer_types": _EXAONE * 8, "max_position_embeddings": 65536,
+            "model_type": "olmo3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_theta": 500000, "sliding_window": 4096,
+            "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0,
+                             "factor": 8.0, "original_max_position_embeddings": 8192, "rope_type": "yarn"},
+            "tie_word_embeddings": False, "use_cache": False, "vocab_size": 100278,
+        }),
+        lambda spec: (spec.rope_of(0).kind, spec.rope_of(3).kind, spec.rope_of(0).theta) == ("default", "yarn", 5e5),
+    ),
+    "Phi-3-mini-4k-instruct": (
+        """{"_attn_implementation_autoset": true, "_name_or_path": "microsoft/Phi-3-mini-4k-instruct",
+        "architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "auto_map": {
+        "AutoConfig": "microsoft/Phi-3-mini-4k-instruct--configuration_phi3.Phi3Config",
+        "AutoModelForCausalLM": "microsoft/Phi-3-mini-4k-instruct--modeling_phi3.Phi3ForCausalLM"},
+        "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 1536,
+        "initializer_range": 0.02, "intermediate_size": 4096, "max_position_embeddings": 4096, "model_type": "phi3",
+        "num_attention_heads": 16, "num_hidden_layers": 32, "num_key_value_heads": 16,
+        "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+        "rope_scaling": null, "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": false,
+        "torch_dtype": "float16", "transformers_version": "4.48.3", "use_cache": true, "vocab_size": 32064}""",
+        lambda spec: (spec.sliding_window, all(spec.sliding_layers), spec.rope.rotated) == (2047, True, 96),
+    ),
+    "Phi-4-mini-instruct": (
+        json.dumps({
+            "_name_or_path": "Phi-4-mini-instruct", "architectures": ["Phi3ForCausalLM"], "attention_bias": False,
+            "attention_dropout": 0.0, "bos_token_id": 199999, "embd_pdrop": 0.0, "eos_token_id": 199999,
+            "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoTokenizer": "Xenova/gpt-4o",
+                         "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+            "full_attn_mod": 1, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
+            "intermediate_size": 8192, "interpolate_factor": 1, "lm_head_bias": False,
+            "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "phi3", "num_attention_heads": 24,
+            "num_hidden_layers": 32, "num_key_value_heads": 8, "original_max_position_embeddings": 4096,
+            "pad_token_id": 199999, "partial_rotary_factor": 0.75, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+            "rope_scaling": _LONG, "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16", "transformers_version": "4.45.0", "use_cache": True, "vocab_size": 200064,
+        }),
+        lambda spec: (spec.head_dim, spec.rope.rotated, spec.rope.kind) == (128, 96, "longrope"),
+    ),
+    "gemma-2-9b": (
+        """{"architectures": ["Gemma2ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+        "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 3584, "initializer_range": 0.02,
+        "intermediate_size": 14336, "max_position_embeddings": 8192, "model_type": "gemma2",
+        "num_attention_heads": 16, "num_hidden_layers": 42, "num_key_value_heads": 8, "pad_token_id": 0,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096,
+        "sliding_window_size": 4096, "torch_dtype": "float32", "transformers_version": "4.42.0.dev0",
+        "use_cache": true, "vocab_size": 256000}""",
+        lambda spec: (spec.scales.attention, spec.scales.attention_softcap, spec.scales.logits_softcap, spec.tied)
+        == (1 / 16, 50.0, 30.0, True) and spec.sliding_layers[:2] == (True, False),
+    ),
+    "gemma-3-1b-it": (
+        """{"architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attn_logit_softcapping": null, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106],
+        "final_logit_softcapping": null, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1152, "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768,
+        "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+        "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+        "rope_scaling": null, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+        "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "use_cache": true, "vocab_size": 262144}""",
+        lambda spec: (spec.rope_of(0).theta, spec.rope_of(5).theta, spec.window_of(4), spec.window_of(5))
+        == (1e4, 1e6, 512, None),
+    ),
+    "gemma-3-27b-it": (
+        """{"architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+        "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+        "model_type": "gemma3", "text_config": {"head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+        "model_type": "gemma3_text", "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+        "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0", "vision_config": {"hidden_size": 1152,
+        "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model", "num_attention_heads": 16,
+        "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": false}}""",
+        lambda spec: (spec.vocab, spec.max_length, spec.norm_eps, spec.rope_of(5).kind, spec.rope_of(5).theta)
+        == (262208, 131072, 1e-6, "linear", 1e6),
+    ),
+    "Mistral-Small-3.1-24B": (
+        """{"architectures": ["Mistral3ForConditionalGeneration"], "dtype": "bfloat16", "image_token_index": 10,
+        "model_type": "mistral3", "multimodal_projector_bias": false, "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2, "text_config": {"attention_dropout": 0.0, "dtype": "bfloat16", "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 32768,
+        "max_position_embeddings": 131072, "model_type": "mistral", "num_attention_heads": 32,
+        "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000000.0,
+        "sliding_window": null, "use_cache": true, "vocab_size": 131072}, "transformers_version": "4.57.1",
+        "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1}""",
+        lambda spec: (spec.family, spec.sliding_window, spec.rope.theta) == ("mistral", None, 1e9),
+    ),
+    "Devstral-2-123B": (
+        """{"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "head_dim": 128,
+        "hidden_size": 12288, "intermediate_size": 28672, "max_position_embeddings": 262144, "num_attention_heads": 96,
+        "num_hidden_layers": 88, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_parameters": {"beta_fast": 4.0,
+        "beta_slow": 1.0, "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 0.0,
+        "original_max_position_embeddings": 4096, "llama_4_scaling_beta": 0.0, "rope_theta": 1000000.0,
+        "rope_type": "yarn", "type": "yarn"}, "sliding_window": null, "tie_word_embeddings": false,
+        "vocab_size": 131072}""",
+        lambda spec: (spec.rope.kind, spec.rope.growth, spec.hidden) == ("yarn", 0.0, 12288),
+    ),
+    "Hy-MT2-7B": (
+        """{"add_classification_head": false, "architectures": ["HunYuanDenseV1ForCausalLM"], "attention_bias": false,
+        "attention_dropout": 0.1, "attention_head_dim": 128, "bos_token_id": 127958, "cla_share_factor": 2,
+        "class_num": 0, "dense_list": [4096, 0], "torch_dtype": "bfloat16", "eos_token_id": 127960, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 4096, "im_end_id": 5, "im_newline_id": 11, "im_start_id": 4,
+        "initializer_range": 0.02, "intermediate_size": 14336, "mask_init_id": 12, "max_position_embeddings": 262144,
+        "mlp_bias": false, "model_type": "hunyuan_v1_dense", "norm_type": "rms", "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "org_vocab_size": 128167, "pad_id": 127961,
+        "pad_token_id": 127961, "pool_type": "last", "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": {
+        "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "type": "dynamic"}, "rope_theta": 10000.0, "use_cache": true, "vocab_size": 128256}""",
+        lambda spec: (spec.rope.kind, spec.qk_norm.query, spec.qk_norm.after_rotary)
+        == ("dynamic", "query_layernorm", True),
+    ),
+    "ERNIE-4.5-0.3B": (
+        """{"architectures": ["Ernie4_5_ForCausalLM"], "auto_map": {"AutoConfig":
+        "configuration_ernie4_5.Ernie4_5_Config", "AutoModel": "modeling_ernie4_5.Ernie4_5_Model",
+        "AutoModelForCausalLM": "modeling_ernie4_5.Ernie4_5_ForCausalLM"}, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 131072,
+        "model_type": "ernie4_5", "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128,
+        "num_hidden_layers": 18, "pad_token_id": 0, "rms_norm_eps": 1e-05, "use_cache": false, "vocab_size": 103424,
+        "rope_theta": 500000, "use_bias": false, "tie_word_embeddings": true, "torch_dtype": "bfloat16"}""",
+        lambda spec: (spec.rope.interleaved, spec.qkv_bias, spec.tied) == (True, False, True),
+    ),
+    "EXAONE-4.0-32B": (
+        json.dumps({
+            "architectures": ["Exaone4ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 361,
+            "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02,
+            "intermediate_size": 27392, "layer_types": _EXAONE * 16, "max_position_embeddings": 131072,
+            "model_type": "exaone4", "num_attention_heads": 40, "num_hidden_layers": 64, "num_key_value_heads": 8,
+            "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_theta": 1000000, "sliding_window": 4096,
+            "rope_scaling": {"factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                             "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+            "sliding_window_pattern": "LLLG", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.54.0.dev0", "use_cache": True, "vocab_size": 102400,
+        }),
+        lambda spec: spec.rope_of(3) is None and spec.rope_of(2).kind == "llama3" and spec.window_of(2) == 4096,
+    ),
+    "Qwen3-30B-A3B": (
+        """{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+        "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+        "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false,
+        "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936}""",
+        lambda spec: spec.experts == Experts(128, 8, 768, True, (True,) * 48),
+    ),
+    "Qwen3-Coder-30B-A3B": (
+        """{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "decoder_sparse_step": 1, "dtype": "bfloat16", "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5472, "max_position_embeddings": 262144,
+        "max_window_layers": 28, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
+        "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false, "qkv_bias": false,
+        "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000000, "router_aux_loss_coef": 0.0,
+        "shared_expert_intermediate_size": 0, "sliding_window": null, "tie_word_embeddings": false,
+        "transformers_version": "4.57.1", "use_cache": true, "use_qk_norm": true, "use_sliding_window": false,
+        "vocab_size": 151936}""",
+        lambda spec: (spec.rope.theta, spec.sliding_window, spec.experts.count) == (1e7, None, 128),
+    ),
+    "Mixtral-8x7B-Instruct-v0.1": (
+        """{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32,
+        "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+        "output_router_logits": false, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+        "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.36.0.dev0", "use_cache": true, "vocab_size": 32000}""",
+        lambda spec: spec.experts == Experts(8, 2, 14336, True, (True,) * 32),
+    ),
+    "SmolLM3-3B": (
+        json.dumps({
+            "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": None, "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048,
+            "initializer_range": 0.02, "intermediate_size": 11008, "layer_types": ["full_attention"] * 36,
+            "max_position_embeddings": 65536, "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3",
+            "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16,
+            "num_hidden_layers": 36, "num_key_value_heads": 4, "pad_token_id": 128012, "pretraining_tp": 2,
+            "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+            "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": True,
+            "use_sliding_window": False, "vocab_size": 128256,
+        }),
+        lambda spec: spec.tied and [spec.rope_of(i) is None for i in range(4)] == [False, False, False, True],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_understood(name):
+    config, holds = PUBLISHED[name]
+    assert holds(ModelSpec.from_hf(json.loads(config)))
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_fields_that_are_left_out_are_what_transformers_takes_for_them(architecture):
+    family = FAMILIES[architecture]
+    given = {"model_type": family.name, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    given |= {"intermediate_size": 32, "num_hidden_layers": 8, "vocab_size": 99, "max_position_embeddings": 64}
+    given |= {"rms_norm_eps": 0.05}
+    theirs = AutoConfig.for_model(**given)
+    spec = ModelSpec.from_hf(given | {"architectures": [architecture]})
+    sliding = [kind == "sliding_attention" for kind in getattr(theirs, "layer_types", None) or []]
+    if theirs.to_dict().get("sliding_window") and not sliding and family.name == "mistral":
+        sliding = [True] * 8
+    assert list(spec.sliding_layers) == (sliding or [False] * 8)
+    assert spec.head_dim == (getattr(theirs, "head_dim", None) or 16)
+    assert spec.tied == theirs.tie_word_embeddings
+    rope = theirs.rope_parameters
+    thetas = [rope.get(kind, rope)["rope_theta"] for kind in ("full_attention", "sliding_attention")]
+    assert [spec.rope.theta, (spec.local_rope or spec.rope).theta] == thetas
+    if hasattr(theirs, "no_rope_layers"):
+        assert [int(turned) for turned in spec.rotary_layers] == theirs.no_rope_layers
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("Phi-4-mini-instruct", {"full_attn_mod": 2}, "full_attn_mod is 2.*supported: 1"),
+        ("Phi-4-mini-instruct", {"partial_rotary_factor": 1.5}, "partial_rotary_factor should rotate an even number"),
+        ("Phi-4-mini-instruct", {"rope_scaling": _LONG | {"long_factor": [1.0]}}, "long_factor should be 48 numbers"),
+        ("gemma-3-1b-it", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("gemma-3-1b-it", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'.*'gelu_pytorch_tanh'"),
+        ("Hy-MT2-7B", {"use_qk_norm": False}, "use_qk_norm is False"),
+        ("Hy-MT2-7B", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'.*with alpha"),
+        ("Hy-MT2-7B", {"rope_scaling": {"type": "dynamic", "alpha": 9.0, "factor": 2.0}}, "factor is 2.0"),
+        ("SmolLM3-3B", {"use_sliding_window": True}, "use_sliding_window is True"),
+        ("SmolLM3-3B", {"no_rope_layers": [1]}, "no_rope_layers should hold 0 or 1 for each of 36 layers"),
+        ("EXAONE-4.0-32B", {"layer_types": None}, "sliding_window_pattern should be a whole number where"),
+        ("gemma-3-27b-it", {"text_config": None}, "text_config should be an object whose model_type is one of gemma3"),
+        ("Mistral-Small-3.1-24B", {"text_config": {"model_type": "mamba"}}, "one of mistral, ministral3"),
+        ("Mistral-Small-3.1-24B", {"twist": 1}, r"does not know the field\(s\) 'twist'"),
+        ("Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "should be at most the number of experts, 128, it is 129"),
+        ("Qwen3-30B-A3B", {"mlp_only_layers": 3}, "mlp_only_layers should be a list of layers, it is 3"),
+        ("Qwen3-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
+        ("ERNIE-4.5-0.3B", {"attention_bias": True}, r"does not know the field\(s\) 'attention_bias'"),
+    ],
+)
+def test_a_value_that_changes_the_graph_is_refused(name, changes, message):
+    with pytest.raises(BadCheckpoint, match=message):
+        ModelSpec.from_hf(json.loads(PUBLISHED[name][0]) | changes)
+
+
+def test_longrope_takes_its_factors_by_the_longest_text_that_is_served():
+    config = json.loads(PUBLISHED["Phi-4-mini-instruct"][0])
+    short, long = (ModelSpec.from_hf(config, length=length).rope for length in (4096, 4097))
+    assert short.frequencies[0] == long.frequencies[0]
+    assert all(a > b for a, b in zip(short.frequencies[1:], long.frequencies[1:], strict=True))
+    assert short.magnitude == long.magnitude > 1
+    assert ModelSpec.from_hf(config).rope == long

@@ -1,0 +1,100 @@
+"""What a template may do where it is asked for, and what is left to a process."""
+
+import time
+from typing import Any
+
+import pytest
+
+from tandemrt.engines.chat_template import ChatTemplate
+
+CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "a\nb"}]
+
+
+DOUBLING = "{{% set ns = namespace(x='a') %}}{{% for i in range(60) %}}{}{{% endfor %}}"
+
+
+def quickly(source: str, messages: Any = CHAT) -> str | None:
+    template = ChatTemplate(source, {"eos_token": "</s>"})
+    values = template.values(messages)
+    found = template.render_quickly(values)
+    assert found is None or found == template.render(values)
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content + eos_token ~ 5 ~ messages[1]['content'].split('\\n')[-1].lstrip() }}",
+        "{% for m in messages if m.role == 'user' %}{{ loop.index0 * 2 + 1 }}{{ loop.last }}{% else %}none{% endfor %}",
+        "{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+        "{% macro say(m) %}{{ m.content | trim | upper }}{% endmacro %}{% for m in messages %}{{ say(m) }}{% endfor %}",
+        "{% macro w() %}<{{ caller() }}>{% endmacro %}{% call w() %}x{% endcall %}{% filter upper %}ab{% endfilter %}",
+        "{{ messages | map(attribute='role') | join(', ') }}{{ messages | selectattr('role', 'eq', 'user') | list }}",
+        "{{ messages | tojson(indent=4) }}{{ messages[0] | tojson(separators=(',', ':')) }}{{ none_such }}{{ 7 % 3 }}",
+        "{% if 'hel' in messages[0].content and messages[0].content not in ['x'] %}{{ messages|length }}{% endif %}",
+        "{% for k, v in messages[0].items() %}{{ k }}={{ v.replace('l', 'L') }}{% endfor %}{{ '-'.join(['a', 'b']) }}",
+        "{% block body %}{% set x %}{{ messages[0].content }}{% endset %}{{ x }}{% endblock %}{{ self.body() }}",
+        "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}",
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m }}{% break %}{% endfor %}",
+    ],
+)
+def test_what_templates_do_is_quick(source: str) -> None:
+    assert quickly(source) is not None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 5 }}",
+        "{{ [0] * 5 }}",
+        "{{ 2 ** 3 }}",
+        "{{ 9223372036854775808 * 2 }}",
+        "{{ '%5d' % 3 }}",
+        "{{ 'a'.ljust(9) }}",
+        "{{ 'a'['ljust'](9) }}",
+        "{% set f = 'a'.zfill %}{{ f(9) }}",
+        "{{ '{:9}'.format('a') }}",
+        "{{ 'a' | center(9) }}",
+        "{{ ['a'] | map('center', 9) | list }}",
+        "{{ 'a' | replace('a', messages[0].content) }}",
+        "{{ 'aa'.replace('a', '" + "b" * 65 + "') }}",
+        "{{ '" + "b" * 65 + "'.join(['a', 'b']) }}",
+        "{{ 5.to_bytes(9) if false else (5).to_bytes(9) }}",
+        "{{ 'x' | indent(9) }}",
+    ],
+)
+def test_what_may_give_more_than_it_takes_is_left_to_a_process(source: str) -> None:
+    template = ChatTemplate(source, {})
+    assert template.render_quickly(template.values(CHAT)) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        DOUBLING.format("{% set ns.x = ns.x + ns.x %}"),
+        DOUBLING.format("{% set ns.x = ns.x ~ ns.x %}"),
+        DOUBLING.format("{% set ns.x = ns.x|replace('a', 'aa') %}"),
+        DOUBLING.format("{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
+        DOUBLING.format("{% set ns.x = [ns.x, ns.x] %}") + "{{ ns.x }}",
+        DOUBLING.format("{% set ns.x = [ns.x, ns.x] %}") + "{{ [ns.x] == [ns.x] }}",
+        DOUBLING.format("{% set ns.x = [ns.x, ns.x] %}") + "{{ ns.x | tojson }}",
+        DOUBLING.format("{% set ns.x = ns.x|list + ns.x|list %}"),
+        "{% set x = range(99999)|list %}{% for i in range(99999) %}{% set y = i in x %}{% endfor %}",
+        "{% set x = range(99999)|list %}{% for i in range(99999) %}{% set y = x[1:] %}{% endfor %}",
+        "{% for i in range(99999) %}" + "x" * 10_000 + "{% endfor %}",
+    ],
+)
+def test_what_goes_on_or_grows_is_given_up_soon(source: str) -> None:
+    template = ChatTemplate(source, {})
+    values = template.values(CHAT)
+    begun = time.thread_time()
+    assert template.render_quickly(values) is None
+    assert time.thread_time() - begun < 5.0  # some milliseconds; what is not given up takes hours
+
+
+def test_a_long_chat_is_quick_as_well() -> None:
+    source = "{% for m in messages %}{{ m.role + ': ' + m.content | trim }}\n{% endfor %}"
+    assert quickly(source, [{"role": "user", "content": "word " * 200}] * 300) is not None

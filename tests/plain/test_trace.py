@@ -1,0 +1,157 @@
+"""A trace tells of every token of an output where it came from, from what a round drafted, allowed and emitted."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandemrt.engines.contract import mask_words
+from tandemrt.runtime.constraints.masks import MaskRows
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.trace.data import page_data, spelled
+from tandemrt.runtime.trace.recorder import Recorder, step_at
+from tandemrt.runtime.trace.trace import Trace, TracedToken
+from tests.plain.requests import TOKENIZER, ids, make_running
+
+WINDOW = 4
+
+
+def followed(**how: object) -> tuple[Running, Trace, Recorder]:
+    running, recorder = make_running(window=WINDOW, **how), Recorder()
+    recorder.follow(running.request)
+    assert running.request.trace is not None
+    return running, running.request.trace, recorder
+
+
+def one_round(running: Running, draft: list[int], emitted: list[int] | None = None) -> list[int]:
+    """A round as the loop does it: masks, then the tokens that were ``emitted`` (by default what the masks force)."""
+    rows = np.zeros((len(draft) + 1, mask_words(256)), np.int32)
+    masks, trace = MaskRows(rows), running.request.trace
+    passed = running.constraint.fill(draft, masks, 0)
+    assert trace is not None
+    allowed = [masks.allowed(row) for row in range(passed + 1)]
+    trace.fill(0.0, draft, passed, allowed)
+    if emitted is None:
+        assert allowed[-1] == 1
+        row = rows[passed].view(np.uint8)
+        emitted = [*draft[:passed], int(np.flatnonzero(np.unpackbits(row, bitorder="little"))[0])]
+    running.commit(emitted, passed)
+    return emitted
+
+
+def sources(running: Running, trace: Trace) -> list[str]:
+    return [token.source for token in trace.tokens(0, running.output_length)]
+
+
+def test_a_round_without_drafts_a_whole_window_a_refused_draft() -> None:
+    running, trace, _ = followed()
+    a, b, c = ids("abc")
+    one_round(running, [], [a])
+    one_round(running, [a, b], [a, b, c])
+    one_round(running, [a, b, b], [a, c])
+    assert sources(running, trace) == ["alone", "kept", "kept", "bonus", "kept", "corrected"]
+    assert [token.round for token in trace.tokens(0, 6)] == [0, 1, 1, 1, 2, 2]
+    assert [token.drafted for token in trace.tokens(0, 6)] == [False, True, True, False, True, False]
+    assert {token.allowed for token in trace.tokens(0, 6)} == {256}
+
+
+def test_a_spent_budget_forces_what_it_writes_whatever_was_drafted() -> None:
+    running, trace, _ = followed(thinking=True, budget=2, prompt=ids("<think>"))
+    end = ids("</think>")
+    one_round(running, [*ids("ab"), end[0]])
+    for drafted in ([*end[2:4], 0], [0], end[6:7]):
+        one_round(running, drafted)
+    one_round(running, [], ids("y"))
+    count = running.output_length
+    assert running.output_ids == [*ids("ab"), *end, *ids("y")]
+    assert sources(running, trace) == ["kept", "kept", *["budget"] * len(end), "alone"]
+    assert [t.kind for t in trace.tokens(0, count)] == ["reasoning"] * 2 + ["marker"] * len(end) + ["answer"]
+    assert [t.drafted for t in trace.tokens(2, count - 1)] == [True, False, True, True, False, False, True, False]
+
+
+def test_a_draft_that_its_mask_refused_was_corrected() -> None:
+    running, trace, _ = followed(thinking=True, budget=1, prompt=ids("<think>"))
+    one_round(running, ids("axy"))
+    assert trace.rounds[0].passed == 1
+    assert trace.rounds[0].source(1) == "corrected"
+    assert sources(running, trace) == ["kept", "budget"], "and the budget was why"
+
+
+def test_a_round_that_was_never_committed_leaves_nothing() -> None:
+    running, trace, _ = followed()
+    trace.fill(0.0, ids("lost"), 4, [256] * 5)
+    one_round(running, [], ids("a"))
+    assert [token.id for token in trace.tokens(0, 9)] == ids("a")
+
+
+def fates(recorder: Recorder) -> list[list[str]]:
+    (request,) = page_data(recorder, TOKENIZER, "bytes")["requests"]
+    return [[draft["fate"] for draft in each["drafted"]] for each in request["rounds"]]
+
+
+def test_a_page_says_why_a_draft_was_thrown_away() -> None:
+    running, _, recorder = followed(thinking=True, budget=4, prompt=ids("<think>"))
+    one_round(running, ids("axyz"), ids("ab"))
+    one_round(running, ids("bcxy"))
+    running.finish("cancelled")
+    assert fates(recorder) == [
+        ["kept", "refused by the target", "behind it", "behind it"],
+        ["kept", "kept", "refused by the mask", "behind it"],
+    ]
+
+
+def test_what_was_accepted_behind_a_stop_string_is_none_of_the_text() -> None:
+    running, _, recorder = followed(stop=["cd"])
+    one_round(running, ids("cdef"), ids("cdefg"))
+    assert running.finished
+    assert fates(recorder) == [["kept", "kept", "behind the end", "behind the end"]]
+
+
+letters = st.lists(st.sampled_from(ids("ab</think>")), max_size=WINDOW)
+
+
+@settings(max_examples=40)
+@given(data=st.data(), budget=st.sampled_from([None, 0, 2, 5]))
+def test_the_tokens_of_a_trace_are_those_of_the_output(data: st.DataObject, budget: int | None) -> None:
+    running, trace, recorder = followed(thinking=True, budget=budget, prompt=ids("<think>"), stop=["ab"])
+    while not running.finished and running.output_length < 30:
+        draft = data.draw(letters)
+        rows = np.zeros((len(draft) + 1, mask_words(256)), np.int32)
+        passed = running.constraint.fill(draft, MaskRows(rows), 0)
+        taken = data.draw(st.integers(0, passed))
+        legal = np.flatnonzero(np.unpackbits(rows[taken].view(np.uint8), bitorder="little"))
+        one_round(running, draft, [*draft[:taken], int(data.draw(st.sampled_from(list(legal))))])
+    running.finish("cancelled")
+    assert running.request.output is not None
+    expected = running.request.output.token_ids
+    (page,) = page_data(recorder, TOKENIZER, "bytes")["requests"]
+    assert [token["id"] for token in page["tokens"]] == expected
+    assert sum(each["kept"] for each in page["rounds"]) == len(expected)
+    for token in trace.tokens(0, len(expected)):
+        check_token(token, trace)
+
+
+def check_token(token: TracedToken, trace: Trace) -> None:
+    """Hold a token against its round: a kept one was drafted there, a forced one is the only one allowed."""
+    assert token.id in trace.rounds[token.round].emitted
+    if token.drafted:
+        assert token.id in trace.rounds[token.round].drafted
+    assert (token.source in ("grammar", "marker", "budget")) == (token.allowed == 1)
+    assert token.source != "kept" or token.drafted
+
+
+def test_spelled_tokens_join_to_the_text_and_half_characters_wait_for_the_rest() -> None:
+    assert spelled(TOKENIZER, ids("né 日")) == ["n", "", "é", " ", "", "", "日"]
+    assert spelled(TOKENIZER, ids("é")[:1]) == ["\ufffd"]
+    assert spelled(TOKENIZER, []) == []
+
+
+def test_a_step_begins_with_its_prompts_and_what_is_no_longer_known_has_none() -> None:
+    recorder = Recorder()
+    recorder.span("verify", 0.0, 1.0)  # of a step whose beginning was dropped
+    for begin in (2.0, 4.0):
+        recorder.span("prefill", begin, begin + 0.5)
+        recorder.span("fill", begin + 1.0, begin + 1.5)
+    steps = recorder.steps()
+    assert [(step.number, step.start, step.end) for step in steps] == [(0, 2.0, 3.5), (1, 4.0, 5.5)]
+    assert step_at(steps, 5.2) == steps[1]
+    assert step_at(steps, 0.5) is None

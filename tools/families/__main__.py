@@ -1,0 +1,94 @@
+"""Every family of models from a checkpoint to texts on this machine's CPU: `python -m tools.families`.
+
+For each family (tools/families/cases.py) and each dtype a tiny random model is built into a bundle and answers prompts,
+with drafts by n-gram lookup and without. In float32 greedy texts are also compared with transformers. Prints a line for
+each and exits with 1 if any text differs.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tools.families.cases import FAMILIES
+from tools.filler_tokenizer import write_tokenizer
+
+VOCAB, TOKENS, LENGTH = 512, 40, 96
+# Longer than what longrope's first list of factors serves: transformers takes the other one behind it.
+PROMPTS = ("a a a b a a a b a a a b a a", "the quick brown fox and the quick brown", "0123456789 0123456789 0")
+console = Console()
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Families; all of them by default.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float32, float16, int8; repeat for several.")] = None,
+) -> None:
+    """Build tiny models of families and compare their texts."""
+    failed = False
+    for name in names or list(FAMILIES):
+        for kind in dtype or ["float32", "int8"]:
+            with tempfile.TemporaryDirectory() as folder:
+                found = check(name, kind, Path(folder))
+            failed |= bool(found)
+            console.print(f"{name} {kind}: {found or 'the same texts'}", style="red" if found else None)
+    raise typer.Exit(int(failed))
+
+
+def check(name: str, dtype: str, folder: Path) -> str:
+    """What differs for one family; nothing if all texts are the same."""
+    model = write_checkpoint(name, folder / "checkpoint")
+    recipe = folder / "recipe.toml"
+    recipe.write_text(
+        f'name = "{model.config.model_type}"\n[target]\ncheckpoint = "{folder / "checkpoint"}"\ndtype = "{dtype}"\n'
+        f'[draft]\nkind = "ngram"\nwindow = 4\n[limits]\nbatch = 2\nlength = {LENGTH}\nprefill_chunk = 16\n'
+        '[backend]\nname = "onnxruntime-cpu"\n'
+    )
+    bundle = build(Recipe.load(recipe), folder / "bundle").folder
+    sampled = [SamplingParams(max_tokens=TOKENS, seed=seed, temperature=heat) for seed, heat in ((0, 0.0), (5, 1.0))]
+    texts = []
+    for window in (4, 0):
+        with LLM(bundle, window=window) as llm:
+            texts.append([[out.token_ids for out in llm.generate(list(PROMPTS), params)] for params in sampled])
+            prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    if texts[0] != texts[1]:
+        return "drafts change a text"
+    if dtype == "float32":
+        for prompt, ids in zip(prompts, texts[0][0], strict=True):
+            if list(ids) != greedily(model, list(prompt), len(ids)):
+                return "transformers writes another text"
+    return ""
+
+
+def write_checkpoint(name: str, folder: Path) -> PreTrainedModel:
+    """A random model of a family, with a tokenizer."""
+    torch.manual_seed(1)
+    config = FAMILIES[name]()
+    config.update({"vocab_size": VOCAB, "eos_token_id": VOCAB - 1, "bos_token_id": None})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, VOCAB)
+    return model
+
+
+def greedily(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
+    """The ``count`` tokens that transformers writes behind ``prompt``, the whole text computed for each."""
+    text = list(prompt)
+    with torch.no_grad():
+        for _ in range(count):
+            text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,127 @@
+"""Tiny models of every family, with the fields that its published configs have, scaled down."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+LENGTH = 72  # tokens that are compared: three times the sliding windows, and beyond where positions are stretched
+WINDOW = 24
+_DIMS: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+}
+_HEADS = {"head_dim": 16}
+_ALTERNATING = ["sliding_attention", "full_attention"]
+_THETA = {"rope_type": "default", "rope_theta": 500.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 20}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+_MINISTRAL = _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+
+
+def _longrope(pairs: int) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "short_factor": [1.0 + 0.1 * i for i in range(pairs)],
+        "long_factor": [1.5 + 0.7 * i for i in range(pairs)],
+        "original_max_position_embeddings": 20,
+    }
+
+
+def _of(model_type: str, **fields: Any) -> Callable[[], PreTrainedConfig]:
+    return lambda: AutoConfig.for_model(model_type, **_DIMS | fields)
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "seed_oss": _of("seed_oss", **_HEADS, attention_bias=True, attention_out_bias=False, rope_parameters=_THETA),
+    "mistral3": _of("mistral", **_HEADS, sliding_window=None, rope_parameters=_THETA),
+    "ministral3": _of("ministral3", **_HEADS, rope_parameters=_MINISTRAL | {"llama_4_scaling_beta": 0.1}),
+    "devstral2": _of("ministral3", **_HEADS, rope_parameters=_MINISTRAL | {"llama_4_scaling_beta": 0.0}),
+    "granite": _of(
+        "granite",
+        **_HEADS,
+        tie_word_embeddings=True,
+        attention_multiplier=0.1,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        logits_scaling=8.0,
+    ),
+    "phi3": _of("phi3", **_HEADS, sliding_window=WINDOW, rope_parameters=_THETA),
+    "phi4-mini": _of(
+        "phi3",
+        head_dim=64,
+        hidden_size=256,
+        tie_word_embeddings=True,
+        rope_parameters=_longrope(24) | {"partial_rotary_factor": 0.75},
+        original_max_position_embeddings=20,
+    ),
+    "smollm3": _of("smollm3", **_HEADS, no_rope_layers=[1, 0], rope_parameters=_THETA),
+    "arcee": _of("arcee", **_HEADS, rope_parameters=_YARN),
+    "cwm": _of("cwm", **_HEADS, sliding_window=WINDOW, layer_types=_ALTERNATING[::-1], rope_parameters=_LLAMA3),
+    "olmo2": _of("olmo2", **_HEADS, num_key_value_heads=4, rope_parameters=_THETA),
+    "olmo3": _of(
+        "olmo3",
+        **_HEADS,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        rope_parameters={"full_attention": _YARN, "sliding_attention": _THETA},
+    ),
+    "gemma2": _of(
+        "gemma2",
+        **_HEADS,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+        rope_parameters=_THETA,
+    ),
+    "gemma3": _of(
+        "gemma3_text",
+        **_HEADS,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        query_pre_attn_scalar=24,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 8.0},
+            "sliding_attention": _THETA,
+        },
+    ),
+    "glm4": _of("glm4", head_dim=32, rope_parameters=_THETA | {"partial_rotary_factor": 0.5}),
+    "exaone4": _of("exaone4", **_HEADS, sliding_window=WINDOW, layer_types=_ALTERNATING, rope_parameters=_LLAMA3),
+    "exaone4 full": _of(
+        "exaone4", **_HEADS, sliding_window=None, layer_types=["full_attention"] * 2, rope_parameters=_LLAMA3
+    ),
+    "hunyuan": _of(
+        "hunyuan_v1_dense",
+        **_HEADS,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 10.0, "factor": 1.0},
+    ),
+    "mixtral": _of("mixtral", **_HEADS, sliding_window=None, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": _of(
+        "qwen3_moe",
+        **_HEADS,
+        moe_intermediate_size=24,
+        num_experts=6,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        rope_parameters=_THETA,
+    ),
+    "qwen3_moe with a dense layer": _of(
+        "qwen3_moe", **_HEADS, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=3, mlp_only_layers=[0]
+    ),
+    "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
+}

@@ -1,0 +1,27 @@
+"""Draw the pictures of the docs: ``python -m tools.pictures`` writes docs/pictures/*.svg.
+
+``h200.json`` holds figures of docs/benchmarks.md; ``trace.json`` is what ``tools.pictures.trace`` read of the page that
+``tandemrt run`` wrote of README's order with ``--budget 20``.
+"""
+
+import json
+from pathlib import Path
+
+from tools.pictures.drawn import PICTURES
+from tools.pictures.trace import trace
+
+HERE = Path(__file__).parent
+FOLDER = HERE.parents[1] / "docs" / "pictures"
+
+
+def drawn() -> dict[str, str]:
+    """Return every picture by its name, from what was measured."""
+    measured = json.loads((HERE / "h200.json").read_text())
+    tokens = json.loads((HERE / "trace.json").read_text())
+    return {name: draw(measured) for name, draw in PICTURES.items()} | {"trace": trace(tokens)}
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, picture in drawn().items():
+        (FOLDER / f"{name}.svg").write_text(picture)
