@@ -115,7 +115,7 @@ def test_float8_is_read_for_rounding_anew(tmp_path, case):
 
 def test_a_token_has_the_same_bits_in_any_window_beside_any_rows(tmp_path):
     FLOAT8["compressed-tensors, channel, inputs by token"].write(tmp_path)
-    rows, length = 5, 20
+    rows, length = 5, 10
     texts = torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(1)).tolist()
 
     def scored(batch: int, window: int) -> torch.Tensor:
@@ -124,7 +124,7 @@ def test_a_token_has_the_same_bits_in_any_window_beside_any_rows(tmp_path):
         return torch.cat(parts, dim=1)[0]
 
     alone = scored(1, 1)
-    for batch, window in ((1, 5), (2, 1), (5, 1), (5, 4)):
+    for batch, window in ((1, 5), (2, 1), (5, 5)):
         assert torch.equal(scored(batch, window), alone), (batch, window)
 
 
@@ -260,7 +260,7 @@ def test_a_bundle_of_such_checkpoints_says_what_it_made_of_them_and_speculates_i
     texts = []
     for window in (0, 4):
         with LLM(tmp_path / "out", threads=1, window=window) as llm:
-            outputs = llm.generate(["json", "long " * 9], SamplingParams(temperature=0.8, seed=3, max_tokens=24))
+            outputs = llm.generate(["json", "long " * 9], SamplingParams(temperature=0.8, seed=3, max_tokens=16))
             texts.append([output.token_ids for output in outputs])
     assert texts[0] == texts[1]
 
