@@ -51,6 +51,14 @@ def capacity(length: int, window: int) -> int:
     return length + window + 1
 
 
+def slack(kind: str, window: int) -> int:
+    """Tokens behind the newest one that a round which drafts ``window`` may write; ``kind`` is that of the draft.
+
+    A parallel draft is fed what a whole window emitted and the masks of the next one, whatever was emitted.
+    """
+    return 2 * window - 1 if kind == "pard" and window else window
+
+
 def longest_chunk(batch: int, length: int, cache: CacheKind) -> int:
     """The most prompt tokens that a round may take: over a paged cache, prompts of all slots are one call."""
     return length if cache == "linear" else batch * length

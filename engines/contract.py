@@ -83,6 +83,7 @@ def decoder(
     vocab: int,
     dtype: str,
     cache: CacheKind = "linear",
+    features: int = 0,
 ) -> Contract:
     """The contract of a target or of an independent draft model.
 
@@ -95,15 +96,18 @@ def decoder(
     A *paged* one has blocks of BLOCK_SIZE tokens that all rows share: position p of row b lies at p % BLOCK_SIZE of
     block block_table[b, p // BLOCK_SIZE]. Its calls are packed (``packed``): ``score_rows`` says which tokens of the
     call get logits, counted from its first.
+
+    A target whose draft reads its states gives ``features`` of every token, so many numbers wide.
     """
     paged = cache == "paged"
+    fed: tuple[Dim, ...] = ("tokens",) if paged else ("batch", "query")
     shape: tuple[Dim, ...] = (
         ("blocks", kv_heads, BLOCK_SIZE, head_dim) if paged else ("batch", kv_heads, capacity, head_dim)
     )
     kinds = [f"{kind}.{layer}" for layer in range(layers) for kind in ("key", "value")]
     return Contract(
         inputs=(
-            Binding("token_ids", "int64", ("tokens",) if paged else ("batch", "query")),
+            Binding("token_ids", "int64", fed),
             Binding("write_index", "int64", ("batch",)),
             Binding("score_rows", "int64", ("batch", "rows")),
             *(packed(table_width(capacity)) if paged else ()),
@@ -111,9 +115,32 @@ def decoder(
         ),
         outputs=(
             Binding("logits", dtype, ("batch", "rows", vocab)),
+            *((Binding("features", dtype, (*fed, features)),) if features else ()),
             *(Binding(f"present_{kind}", dtype, shape) for kind in kinds),
         ),
         aliases=tuple((f"present_{kind}", f"past_{kind}") for kind in kinds),
+    )
+
+
+def draft_head(*, hidden: int, dtype: str, **sizes: Any) -> Contract:
+    """The contract of a head that drafts from the target's states; ``sizes`` are those of ``decoder``.
+
+    A token is fed with a state [hidden]: what ``fuse`` made of the target's features of the token before it,
+    or, for a drafted one, ``next_states`` of the row that it was drafted from.
+    """
+    base = decoder(dtype=dtype, **sizes)
+    fed = base["token_ids"].shape
+    return Contract(
+        (*base.inputs, Binding("states", dtype, (*fed, hidden))),
+        (*base.outputs, Binding("next_states", dtype, ("batch", "rows", hidden))),
+        base.aliases,
+    )
+
+
+def fuse(*, features: int, hidden: int, dtype: str) -> Contract:
+    """The contract of what makes a head's states of the target's features, for any number of tokens."""
+    return Contract(
+        (Binding("features", dtype, ("tokens", features)),), (Binding("states", dtype, ("tokens", hidden)),)
     )
 
 

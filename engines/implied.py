@@ -1,5 +1,7 @@
 """What the sizes in a manifest make of the contracts of its engines."""
 
+from typing import Any
+
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.dtypes import COMPUTE
@@ -25,7 +27,8 @@ def require_implied(manifest: Manifest) -> None:
 
 def _implied(manifest: Manifest, name: EngineName) -> Contract:
     vocab = manifest.vocab
-    dtype = manifest.engines["draft" if name in ("draft", "propose", "propose_probs") else "target"].dtype
+    drafts = name in ("draft", "fuse", "propose", "propose_probs")
+    dtype = manifest.engines["draft" if drafts else "target"].dtype
     match name:
         case "adjust":
             return contract.adjust(vocab=vocab, dtype=dtype)
@@ -33,16 +36,30 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
             return contract.verify(vocab=vocab, dtype=dtype, draft_probs=name == "verify_probs")
         case "propose" | "propose_probs":
             return contract.propose(vocab=vocab, dtype=dtype, draft_probs=name == "propose_probs")
+    hidden = _width(manifest, "draft", "states")
+    features = _width(manifest, "target", "features") if manifest.draft.kind == "eagle3" else 0
+    if name == "fuse":
+        return contract.fuse(features=features, hidden=hidden, dtype=dtype)
     # Layers and heads of a decoder stand in its own contract alone.
     keys = [each for each in manifest.engines[name].contract.inputs if each.name.startswith("past_key.")]
-    sizes = [keys[0].shape[1], keys[0].shape[3]] if keys and len(keys[0].shape) == 4 else [1, 1]
-    kv_heads, head_dim = (size if isinstance(size, int) else 1 for size in sizes)
-    return contract.decoder(
-        layers=len(keys),
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        capacity=manifest.limits.capacity,
-        vocab=vocab,
-        dtype=dtype,
-        cache="linear" if manifest.limits.cache_blocks is None else "paged",
-    )
+    shape = [keys[0].shape[1], keys[0].shape[3]] if keys and len(keys[0].shape) == 4 else [1, 1]
+    kv_heads, head_dim = (size if isinstance(size, int) else 1 for size in shape)
+    sizes: dict[str, Any] = {
+        "layers": len(keys),
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "capacity": manifest.limits.capacity,
+        "vocab": vocab,
+        "dtype": dtype,
+        "cache": "linear" if manifest.limits.cache_blocks is None else "paged",
+    }
+    if name == "draft" and manifest.draft.kind == "eagle3":
+        return contract.draft_head(hidden=hidden, **sizes)
+    return contract.decoder(**sizes, features=features if name == "target" else 0)
+
+
+def _width(manifest: Manifest, engine: EngineName, name: str) -> int:
+    """The last dimension of a binding as the engine's own contract has it; 1 where that makes no sense."""
+    bindings = manifest.engines[engine].contract if engine in manifest.engines else None
+    found = [b.shape[-1] for b in (*bindings.inputs, *bindings.outputs) if b.name == name] if bindings else []
+    return found[0] if found and isinstance(found[0], int) and found[0] > 0 else 1

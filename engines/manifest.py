@@ -21,7 +21,7 @@ DIGEST = "manifest_sha256"
 # Backends whose engines the runtime of this version runs.
 RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
-EngineName = Literal["target", "draft", "adjust", "verify", "verify_probs", "propose", "propose_probs"]
+EngineName = Literal["target", "draft", "fuse", "adjust", "verify", "verify_probs", "propose", "propose_probs"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
 KernelTarget = Annotated[str, Field(pattern=r"^(sm|compute)_\d+$")]
@@ -77,9 +77,10 @@ class Markers(Record):
 
 
 class Draft(Record):
-    """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only."""
+    """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only, the mask token for ``pard``."""
 
-    kind: Literal["model", "ngram", "none"]
+    kind: Literal["model", "eagle3", "pard", "ngram", "none"]
+    mask_token: TokenId | None = None
     ngram_min: Count | None = None
     ngram_max: Count | None = None
 
@@ -88,6 +89,8 @@ class Draft(Record):
         bounds = self.ngram_min or 0, self.ngram_max or 0
         if self.kind == "ngram" and not 0 < bounds[0] <= bounds[1]:
             raise refuse(f"ngram_min and ngram_max must be set for kind ngram, and in order; got {quoted(bounds)}")
+        if (self.kind == "pard") != (self.mask_token is not None):
+            raise refuse(f"mask_token must be set for kind pard, and no other; got {quoted(self.mask_token)}")
         return self
 
 
@@ -209,7 +212,11 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _agree(self) -> "Manifest":
-        drafting = ("draft", "propose", "propose_probs") if self.draft.kind == "model" else ()
+        drafting: tuple[EngineName, ...] = ()
+        if self.draft.kind in ("model", "eagle3", "pard"):
+            drafting = ("draft", "propose", "propose_probs")
+        if self.draft.kind == "eagle3":
+            drafting = ("fuse", *drafting)
         needed = {"target", "adjust", "verify", "verify_probs", *drafting}
         if set(self.engines) != needed:
             names = ", ".join(sorted(needed))
@@ -228,6 +235,9 @@ class Manifest(Record):
             raise refuse(f"kernels must be among files; got {quoted(strangers[0])}")
         if self.valid_tokens > self.vocab:
             raise refuse(f"valid_tokens must not exceed vocab {quoted(self.vocab)}; got {quoted(self.valid_tokens)}")
+        if self.draft.mask_token is not None and self.draft.mask_token >= self.vocab:
+            rule = f"draft.mask_token must be below vocab {quoted(self.vocab)}"
+            raise refuse(f"{rule}; got {quoted(self.draft.mask_token)}")
         ids = [*self.stop_ids, *(token for marker in _all(self.markers) for token in marker.ids)]
         if max(ids) >= self.valid_tokens:
             rule = f"stop_ids and marker ids must be below valid_tokens {quoted(self.valid_tokens)}"

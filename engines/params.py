@@ -94,6 +94,7 @@ class SamplingParams(Section):
     min_tokens: Count = 0
     stop: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
     include_stop_str_in_output: StrictBool = False
+    skip_special_tokens: StrictBool = True  # False: they are in the text, but those that end it
     stop_token_ids: TokenIds = ()
     ignore_eos: StrictBool = False
     allowed_token_ids: TokenIds | None = None

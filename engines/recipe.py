@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from tandemrt.engines.calls import capacity, longest_chunk
+from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
@@ -29,8 +29,8 @@ from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabili
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"
-PLANNED = {("draft", "kind"): ("eagle3", "mtp")}
-KINDS = ("model", "ngram", "none", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
+PLANNED = {("draft", "kind"): ("mtp", "peagle", "dflash", "dspark")}
+KINDS = ("model", "eagle3", "pard", "ngram", "none", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 Dtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -65,6 +65,21 @@ class ModelDraft(_WithCheckpoint):
     kind: Literal["model"]
     dtype: Dtype | None = None
     window: Window = 4
+
+
+class Eagle3Draft(_WithCheckpoint):
+    """An EAGLE-3 head drafts from the target's states. It computes in what the target computes in."""
+
+    kind: Literal["eagle3"]
+    window: Window = 4
+
+
+class PardDraft(_WithCheckpoint):
+    """A smaller model that was trained to foresee a window at once (its config.json has ``pard_token``) drafts."""
+
+    kind: Literal["pard"]
+    dtype: Dtype | None = None
+    window: Window = 8
 
 
 class NgramDraft(Section):
@@ -142,7 +157,9 @@ class Recipe(Section):
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     target: Target
-    draft: Annotated[ModelDraft | NgramDraft | NoDraft, Field(discriminator="kind")] = NoDraft(kind="none")
+    draft: Annotated[ModelDraft | Eagle3Draft | PardDraft | NgramDraft | NoDraft, Field(discriminator="kind")] = (
+        NoDraft(kind="none")
+    )
     reasoning: Reasoning | None = None
     limits: RecipeLimits = RecipeLimits()
     backend: Annotated[OnnxRuntimeCpu | OnnxRuntimeCuda | TensorRt | TensorRtRtx, Field(discriminator="name")] = (
@@ -187,7 +204,7 @@ class Recipe(Section):
     def require_checkpoints(self) -> None:
         """Raise BadRecipe for a checkpoint folder that does not exist, by the key that names it."""
         named = {"target": self.target.checkpoint}
-        if isinstance(self.draft, ModelDraft):
+        if isinstance(self.draft, ModelDraft | Eagle3Draft | PardDraft):
             named["draft"] = self.draft.checkpoint
         lines = [
             f"{section}.checkpoint: must be an existing folder; got {quoted(str(folder))}"
@@ -201,13 +218,18 @@ class Recipe(Section):
 
     @property
     def draft_dtype(self) -> Dtype | None:
-        """The compute type of a draft model: its own, else the target's. None when no model drafts."""
-        return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft) else None
+        """The dtype of a draft model: its own, else the target's; of a head what the target computes in.
+
+        None when neither drafts.
+        """
+        if isinstance(self.draft, Eagle3Draft):
+            return "float32" if self.target.dtype == "int8" else self.target.dtype
+        return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft | PardDraft) else None
 
     @property
     def capacity(self) -> int:
         """Tokens one cache row holds: a text of full length and the slack of a round (engines/calls.py)."""
-        return capacity(self.limits.length, self.draft.window)
+        return capacity(self.limits.length, slack(self.draft.kind, self.draft.window))
 
     @property
     def cache(self) -> CacheKind:
@@ -270,6 +292,16 @@ class Recipe(Section):
                 "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu', whose kernels "
                 "cannot run bfloat16; got 'bfloat16'. Choose another dtype or another backend"
             )
+        if isinstance(self.draft, Eagle3Draft | PardDraft) and isinstance(self.backend, TensorRt | TensorRtRtx):
+            raise refuse(
+                f"draft.kind {self.draft.kind!r} needs backend.name 'onnxruntime-cpu' or 'onnxruntime-cuda'; got "
+                f"{self.backend.name!r}, whose engines have no such calls. Choose another draft or backend"
+            )
+        if isinstance(self.draft, PardDraft) and self.cache == "paged":
+            raise refuse(
+                f"draft.kind {self.draft.kind!r} needs a linear cache; got cache 'paged'. Choose another draft, or "
+                "backend.cache = 'linear'"
+            )
         if isinstance(self.backend, TensorRt | TensorRtRtx) and "float32" in (self.target.dtype, self.draft_dtype):
             raise refuse(
                 f"dtype must be float16 or bfloat16 when backend.name is {self.backend.name!r}, whose attention has no "
@@ -309,7 +341,7 @@ def _override(data: dict[str, Any], *, backend: str | None = None, dtype: str | 
     # A section that is no table is left for the check of the whole to refuse.
     models = [data[name] for name in ("target", "draft") if isinstance(data.get(name), dict)]
     for model in models:
-        if dtype is not None and "checkpoint" in model:
+        if dtype is not None and "checkpoint" in model and model.get("kind") != "eagle3":
             model["dtype"] = dtype
     written = data.get("backend")
     if backend is not None and not (isinstance(written, dict) and written.get("name") == backend):

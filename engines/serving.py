@@ -106,8 +106,7 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "return_perf_metrics": (False,),
     "priority": (0,),
     "detokenize": (True,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),  # no tokenizer that spells bytes puts any there
 }
 """What other servers' clients send without meaning it: accepted at the value that asks for nothing, else refused."""
 

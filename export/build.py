@@ -13,15 +13,18 @@ from tandemrt.engines.dtypes import BITS, QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
-from tandemrt.engines.recipe import NgramDraft, Recipe
+from tandemrt.engines.recipe import NgramDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
-from tandemrt.export.model.graphs import Model, graphs, open_models
+from tandemrt.export.model.eagle3 import EMBEDDING
+from tandemrt.export.model.graphs import DraftHead, Model, Models, graphs, mask_token, open_models
 from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.checkpoint import write_quantized
+from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.tensors import named
 from tandemrt.export.staging import check_destination, place, staged
 
 
@@ -84,6 +87,9 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
         models, notes = _quantize(models, folder, clock, compiling.progress)
+        if isinstance(models[-1], DraftHead) and EMBEDDING not in models[-1].source.tensors:
+            with clock.step("Copy the target's embedding beside the draft"):
+                models = (models[0], _with_embedding(models[-1], models[0], folder))
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
         engines = {}
@@ -105,7 +111,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             valid_tokens=vocabulary.size,
             stop_ids=stop_ids,
             markers=markers,
-            draft=_draft(recipe),
+            draft=_draft(recipe, models),
             specs={model.role: model.spec_json() for model in models},
             engines=engines,
             kernels=kernels,
@@ -130,7 +136,7 @@ class _Clock:
         self.steps.append(Step(title, time.perf_counter() - start))
 
 
-def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
+def _place_sources(models: Models, folder: Path) -> None:
     for model in models:
         (folder / model.role).mkdir()
         if model.packed:
@@ -146,31 +152,46 @@ def _place_sources(models: tuple[Model, ...], folder: Path) -> None:
         shutil.copyfile(file, copy)
 
 
+def _with_embedding(head: DraftHead, target: Model, folder: Path) -> DraftHead:
+    """``head`` with the target's embedding, which its graph points to in a file of its own: a graph may only point to
+    what lies beside it."""
+    stored = named(target.source, target.spec).tensors["model.embed_tokens.weight"]
+    file = folder / head.role / "embedding.safetensors"
+    write_safetensors(file, [copied(replace(stored, name=EMBEDDING))])
+    tensors = {**head.checkpoint.tensors, **read_header(file)}
+    return replace(head, checkpoint=replace(head.checkpoint, tensors=tensors))
+
+
 def _quantize(
-    models: tuple[Model, ...], folder: Path, clock: "_Clock", progress: Callable[[str, int, int], None] | None
-) -> tuple[tuple[Model, ...], tuple[str, ...]]:
+    models: Models, folder: Path, clock: "_Clock", progress: Callable[[str, int, int], None] | None
+) -> tuple[Models, tuple[str, ...]]:
     """The models with the weights that their dtypes ask for in ``folder``, and what it cost, a line each."""
-    found, notes = [], []
-    for model in models:
+    notes: list[str] = []
+
+    def packed(model: Model) -> Model:
         quantization = read_quantization(model.source.config, model.source.folder)
         if quantization is not None and model.dtype not in QUANTIZED:
-            notes += [f"{model.role}: {note}" for note in quantization.notes()]
+            notes.extend(f"{model.role}: {note}" for note in quantization.notes())
         if not model.packed:
-            found.append(model)
-            continue
+            return model
         rounded = model.dtype in QUANTIZED
         title = (
             f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"
         )
         with clock.step(title):
             written = write_quantized(model.source, model.spec, folder / model.role, BITS.get(model.dtype), progress)
-        found.append(replace(model, checkpoint=written.checkpoint))
         if quantization is not None and written.kept:
             how = f"{written.kept} weights of 4 bits ({quantization.method})"
             notes.append(f"{model.role}: {how} were packed anew, their values are the same")
         if rounded:
             notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
-    return tuple(found), tuple(notes)
+        return replace(model, checkpoint=written.checkpoint)
+
+    target = packed(models[0])
+    if len(models) == 1:
+        return (target,), tuple(notes)
+    draft = packed(models[1]) if isinstance(models[1], Model) else models[1]
+    return (target, draft), tuple(notes)
 
 
 def _require_tokenizer(folder: Path, target: Model) -> None:
@@ -194,7 +215,9 @@ def _limits(recipe: Recipe) -> Limits:
     )
 
 
-def _draft(recipe: Recipe) -> Draft:
+def _draft(recipe: Recipe, models: Models) -> Draft:
+    if isinstance(recipe.draft, PardDraft):
+        return Draft(kind="pard", mask_token=mask_token(models[-1].source))
     if isinstance(recipe.draft, NgramDraft):
         return Draft(kind="ngram", ngram_min=recipe.draft.ngram_min, ngram_max=recipe.draft.ngram_max)
     return Draft(kind=recipe.draft.kind)
@@ -208,7 +231,7 @@ def _files(folder: Path) -> dict[str, File]:
     }
 
 
-def _sources(models: tuple[Model, ...], files: dict[str, File]) -> dict[EngineName, str]:
+def _sources(models: Models, files: dict[str, File]) -> dict[EngineName, str]:
     # A checkpoint is its config and its weights; those that were placed were just read as files of the bundle.
     found: dict[EngineName, str] = {}
     for model in models:

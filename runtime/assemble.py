@@ -1,7 +1,8 @@
 """From a bundle to a loop: engines opened, buffers and caches allocated, a drafter chosen."""
 
 from tandemrt.engines.bundle import Bundle
-from tandemrt.engines.calls import largest_prompts, most_query
+from tandemrt.engines.calls import largest_prompts, most_query, slack
+from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.implied import require_implied
 from tandemrt.engines.manifest import Limits
@@ -12,9 +13,11 @@ from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.caches.kv_cache import BlockTable, Room, make_cache, make_room
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
+from tandemrt.runtime.drafters.head import HeadDrafter
 from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.drafters.ngram import NgramDrafter
 from tandemrt.runtime.drafters.none import NoDrafter
+from tandemrt.runtime.drafters.parallel import ParallelDrafter
 from tandemrt.runtime.memory import require_memory
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -39,7 +42,8 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
     with clock.active():
         engines = open_engines(bundle, where, options.threads)
         contracts = [engine.contract for engine in engines.values()]
-        room = make_room(limits, contracts, options.cache_tokens, where, window=windows.largest)
+        written = slack(bundle.draft.kind, windows.largest)
+        room = make_room(limits, contracts, options.cache_tokens, where, window=written)
         buffers = RoundBuffers(
             slots=limits.batch,
             window=windows.largest,
@@ -48,6 +52,8 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
             chunk=limits.prefill_chunk,
             dtype=getattr(torch, engines["target"].contract["logits"].dtype),
             device=where,
+            features=_features(engines["target"].contract),
+            packed=largest_prompts(limits.batch, limits.prefill_chunk).prompt_tokens,
         )
         state = SlotState(limits.batch, where)
         metrics = Metrics(accepted=[0] * windows.largest)
@@ -113,6 +119,15 @@ def _drafter(
         assert draft.ngram_max is not None
         return NgramDrafter(buffers, window=window, shortest=draft.ngram_min, longest=draft.ngram_max)
     kv = make_cache(engines["draft"].contract, limits.batch, room, engines["draft"].device)
+    sizes = {"slots": limits.batch, "window": window}
+    if draft.kind != "eagle3":
+        sizes["reach"] = bundle.manifest.specs["draft"]["max_length"]
+    if draft.kind == "pard":
+        assert draft.mask_token is not None
+        return ParallelDrafter(engines, buffers, state, kv, graphs, mask_token=draft.mask_token, **sizes)
+    sizes["chunk"] = limits.prefill_chunk
+    if draft.kind == "eagle3":
+        return HeadDrafter(engines, buffers, state, kv, graphs, _runs(limits, room), **sizes)
     return ModelDrafter(
         engines,
         buffers,
@@ -121,10 +136,13 @@ def _drafter(
         graphs,
         runs,
         _runs(limits, room),
-        slots=limits.batch,
-        window=window,
-        chunk=limits.prefill_chunk,
+        **sizes,
     )
+
+
+def _features(target: Contract) -> int:
+    """How wide what the target gives for a draft head is; 0 if it gives nothing."""
+    return next((int(b.shape[-1]) for b in target.outputs if b.name == "features"), 0)
 
 
 def _runs(limits: Limits, room: Room) -> PromptRuns | None:

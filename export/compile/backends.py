@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tandemrt.engines.decoder import Decoder, Piece
 from tandemrt.engines.errors import BadRecipe, InternalError, quoted
 from tandemrt.engines.manifest import Engine
 from tandemrt.engines.recipe import Recipe
@@ -67,6 +68,8 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     """
     if is_cut(graph, recipe):
         return _in_steps(graph, recipe.backend.name, folder)
+    if graph.name == "fuse" and recipe.cache == "paged":
+        return _one_piece(graph, recipe.backend.name, folder)
     save_model(graph.make(), folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)
     if isinstance(recipe.backend, TensorRt | TensorRtRtx):
@@ -90,6 +93,17 @@ def _in_steps(graph: Graph, backend: str, folder: Path) -> Engine:
         save_model(piece, folder / file)
     for each in decoder.pieces:
         onnxruntime.require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
+    return Engine(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
+
+
+def _one_piece(graph: Graph, backend: str, folder: Path) -> Engine:
+    """Save a graph without operators of the project as the only step of a decoder, which runs without a wait."""
+    model = graph.make()
+    fuse_transposed_products(model)
+    save_model(model, folder / graph.file)
+    onnxruntime.require_contract(folder / graph.file, graph.contract)
+    inputs, outputs = (tuple(b.name for b in side) for side in (graph.contract.inputs, graph.contract.outputs))
+    decoder = Decoder(constants=None, steps=(Piece(file=graph.file, inputs=inputs, outputs=outputs),), values=())
     return Engine(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
 
 

@@ -8,7 +8,7 @@ from tandemrt.engines.bundle import KERNELS
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, capabilities_for
 from tandemrt.engines.operators import HEADS, SCHEMAS
 from tandemrt.engines.recipe import Recipe
-from tandemrt.export.model.graphs import Model
+from tandemrt.export.model.graphs import Models
 from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
 # What takes the place of the engines without weights; the other kernels stand between the pieces of a decoder.
@@ -25,7 +25,7 @@ class KernelFile:
     head_dims: tuple[int, ...] | None
 
 
-def kernels_for(recipe: Recipe, models: tuple[Model, ...], built_for: str) -> Iterator[KernelFile]:
+def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[KernelFile]:
     """Yield every kernel file of a bundle whose decoders are ``built_for`` these GPUs (engines/gpus.py).
 
     A paged cache needs all of them, any other bundle for a GPU those that take the place of the engines without

@@ -1,13 +1,14 @@
 """The graph of a target or of an independent draft model: tokens in, logits of chosen rows and an updated cache out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import onnx_ir as ir
 
+from tandemrt.engines.contract import CacheKind
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
-from tandemrt.export.model.builder import GraphBuilder, dims_of
+from tandemrt.export.model.builder import GraphBuilder, dims_of, width_of
 from tandemrt.export.model.layers import stack, times
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
@@ -17,6 +18,8 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import named
 
+LOWEST = {"float32": -3e38, "float16": -6e4, "bfloat16": -3e38}  # a logit that is never chosen, and finite
+
 
 def build_decoder(
     spec: ModelSpec,
@@ -25,7 +28,9 @@ def build_decoder(
     dtype: str,
     capacity: int,
     attention: Lowering,
+    width: int | None = None,
     weights_dir: str = "",
+    features: Sequence[int] = (),
 ) -> ir.Model:
     """Build the graph whose bindings are ``contract.decoder``.
 
@@ -33,30 +38,37 @@ def build_decoder(
     the number of tokens a cache row holds, slack for the padded tail of the last window included: a row must keep
     ``write_index + query <= capacity``. ``attention`` is the lowering: *length* tells the operator how many cache
     entries count, *mask* gives it a boolean mask, *grouped* runs onnxruntime's operator for CPUs, *paged* has a
-    paged cache and operators of the project's own, to be cut at; all compute the same. ``weights_dir`` is the folder,
-    relative to the graph file, where the checkpoint's safetensors will lie.
+    paged cache and operators of the project's own, to be cut at; all compute the same. ``width`` is that of the logits,
+    None the model's own. ``weights_dir`` is the folder, relative to the graph file, where the checkpoint's safetensors
+    will lie. ``features`` are layers whose inputs the graph gives for every token: what a draft head reads.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says,
     and for what the lowering does not do (export/model/support.py); BadRecipe for an unknown dtype or lowering.
     """
     _check(spec, dtype, capacity, attention)
     how = STRATEGIES[attention]
-    names = spec.contract(capacity=capacity, dtype=dtype, cache="paged" if attention == "paged" else "linear")
+    cache: CacheKind = "paged" if attention == "paged" else "linear"
+    wide = len(features) * spec.hidden
+    names = spec.contract(capacity=capacity, dtype=dtype, cache=cache, width=width, features=wide)
     b = GraphBuilder("decoder")
     w = Weights(named(checkpoint, spec), b, dtype, weights_dir)
     given = {binding.name: b.input(binding) for binding in names.inputs}
 
     if how.prompts_score_nothing:
         with b.scope("place"):
+            query = b.op("Shape", given["token_ids"], start=1, end=2)
             given["token_ids"] = even_prompt(b, given)
     with b.scope("embedding"):
         table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
         hidden = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
         hidden = times(b, hidden, spec.scales.embedding, dtype)
-    picked, made = stack(b, hidden, w, spec, given, how, capacity=capacity)
+    picked, made = stack(b, hidden, w, spec, given, how, capacity=capacity, features=features)
+    if features and how.prompts_score_nothing:
+        with b.scope("features"):  # the token that made a prompt's number even is nobody's
+            made["features"] = b.op("Slice", made["features"], b.constant([0]), query, b.constant([1]))
     with b.scope("head"):
         head = Linear.stored("model.embed_tokens" if spec.tied else "lm_head", spec.vocab)
-        made["logits"] = scaled_logits(b, head(b, picked, w), spec, dtype)
+        made["logits"] = as_wide(b, scaled_logits(b, head(b, picked, w), spec, dtype), width or spec.vocab, dtype)
     for binding in names.outputs:
         b.output(binding, made[binding.name])
     if spec.tied:
@@ -76,6 +88,17 @@ def scaled_logits(b: GraphBuilder, logits: ir.Value, spec: ModelSpec, dtype: str
         return logits
     cap = b.constant(spec.scales.logits_softcap, dtype)
     return b.op("Mul", b.op("Tanh", b.op("Div", logits, cap)), cap)
+
+
+def as_wide(b: GraphBuilder, logits: ir.Value, width: int, dtype: str) -> ir.Value:
+    """Logits of another ``width``, for the same tokens: what is missing or too much is padding, which no token has."""
+    has = width_of(logits)
+    if has > width:
+        return b.op("Slice", logits, b.constant([0]), b.constant([width]), b.constant([2]))
+    if has == width:
+        return logits
+    shape = b.op("Concat", b.op("Shape", logits, end=2), b.constant([width - has]), axis=0)
+    return b.op("Concat", logits, b.op("Expand", b.constant(LOWEST[dtype], dtype), shape), axis=2)
 
 
 def even_prompt(b: GraphBuilder, given: Mapping[str, ir.Value]) -> ir.Value:

@@ -12,15 +12,17 @@ import onnx_ir as ir
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.dtypes import QUANTIZED
-from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.manifest import EngineName
-from tandemrt.engines.recipe import ModelDraft, Recipe, Target
+from tandemrt.engines.recipe import Eagle3Draft, ModelDraft, PardDraft, Recipe, Target
 from tandemrt.engines.tensorrt.recipe import TensorRtRtx
 from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.model.eagle3 import EMBEDDING, build_eagle3, build_fuse
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
 from tandemrt.export.model.lowerings import Lowering, fitting
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
@@ -56,8 +58,11 @@ class Model:
         return self.dtype in QUANTIZED or (found is not None and found.comes_packed)
 
     @classmethod
-    def open(cls, role: EngineName, section: Target | ModelDraft, dtype: str, *, length: int) -> "Model":
-        """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if ``length`` is too long."""
+    def open(cls, role: EngineName, section: Target | ModelDraft | PardDraft, dtype: str, *, length: int) -> "Model":
+        """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if ``length`` is too long.
+
+        A draft may be made for shorter texts: behind its own length it does not draft.
+        """
         folder = section.checkpoint
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields, length=length)
@@ -65,10 +70,53 @@ class Model:
         if vocabulary.size > spec.vocab:
             rule = f"the tokenizer must not have more ids than the logits are wide ({spec.vocab})"
             raise BadCheckpoint(f"{role}.checkpoint {folder}: {rule}; it has {vocabulary.size}; resize the embeddings")
-        if length > spec.max_length:
-            rule = f"limits.length must not exceed the length that the {role}'s config.json gives, {spec.max_length}"
+        if length > spec.max_length and role == "target":
+            rule = f"limits.length must not exceed the length that the target's config.json gives, {spec.max_length}"
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
         return cls(role, checkpoint, checkpoint, spec, vocabulary, dtype)
+
+    def spec_json(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
+        return result
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """The checkpoint of a head that drafts from the target's states; otherwise as Model."""
+
+    role: EngineName
+    source: Checkpoint
+    checkpoint: Checkpoint
+    spec: Eagle3Spec
+    dtype: str
+
+    @property
+    def compute(self) -> str:
+        """The dtype that the engine computes in."""
+        return self.dtype
+
+    @property
+    def packed(self) -> bool:
+        """See Model.packed."""
+        return False
+
+    @classmethod
+    def open(cls, section: Eagle3Draft, target: Model, *, length: int) -> "DraftHead":
+        """Read the head's checkpoint. Raises BadCheckpoint, or BadRecipe if ``length`` is too long for it."""
+        checkpoint = Checkpoint.open(section.checkpoint)
+        spec = Eagle3Spec.from_hf(checkpoint.config, target.spec, ignored=section.ignore_config_fields)
+        if EMBEDDING not in checkpoint.tensors and target.spec.scales.embedding != 1.0:
+            raise BadCheckpoint(
+                f"{checkpoint.folder}: a head without {EMBEDDING!r} takes the target's embedding, which this target "
+                f"multiplies by {target.spec.scales.embedding}; whether the head does is not known; choose one with an "
+                "embedding of its own"
+            )
+        most, what = spec.layer.max_length, "the length that the draft's config.json gives"
+        if spec.reach is not None and spec.reach < most:
+            most, what = spec.reach, "the head's sliding window, which tools count in different ways"
+        if length > most:
+            raise BadRecipe(f"limits.length must not exceed {what}, {most}; got {length}; lower limits.length")
+        return cls("draft", checkpoint, checkpoint, spec, target.compute)
 
     def spec_json(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
@@ -86,32 +134,54 @@ class Graph:
     make: Callable[[], ir.Model]
 
 
-def open_models(recipe: Recipe) -> tuple[Model, ...]:
-    """Open the target and, if a model drafts, the draft; check that they fit each other. Raises BadRecipe."""
+Draft = Model | DraftHead
+Models = tuple[Model] | tuple[Model, Draft]  # the target, then what drafts, if anything does
+
+
+def open_models(recipe: Recipe) -> Models:
+    """Open the target and, if a model or a head drafts, the draft; check that they fit each other. Raises BadRecipe."""
     target = Model.open("target", recipe.target, recipe.target.dtype, length=recipe.limits.length)
     _require_products(target, recipe)
     _require_kernel(target, recipe)
-    if recipe.draft.kind != "model":
+    if isinstance(recipe.draft, Eagle3Draft):
+        head = DraftHead.open(recipe.draft, target, length=recipe.limits.length)
+        _require_kernel(head, recipe)
+        return target, head
+    if not isinstance(recipe.draft, ModelDraft | PardDraft):
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
     draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
     _require_products(draft, recipe)
     _require_kernel(draft, recipe)
-    if draft.spec.vocab != target.spec.vocab:
-        rule = f"its logits must be as wide as the target's, {target.spec.vocab}"
-        raise BadRecipe(f"draft.checkpoint: {rule}; got {draft.spec.vocab}; choose a draft of the target's family")
+    if draft.spec.vocab < target.vocabulary.size:  # what is wider than a tokenizer is padding
+        rule = f"it must know every token of the target's tokenizer, {target.vocabulary.size}"
+        raise BadRecipe(f"draft.checkpoint: {rule}; its logits have {draft.spec.vocab}; choose one of the same family")
     target.vocabulary.require_same_tokens(draft.vocabulary)
+    if isinstance(recipe.draft, PardDraft):
+        mask_token(draft.source)
     return target, draft
 
 
-def _require_kernel(model: Model, recipe: Recipe) -> None:
+def mask_token(checkpoint: Checkpoint) -> int:
+    """The id that a draft which foresees a window at once takes for a token to come. Raises BadCheckpoint."""
+    token, vocab = checkpoint.config.get("pard_token"), checkpoint.config.get("vocab_size")
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < int(vocab or 0):
+        raise BadCheckpoint(
+            f"{checkpoint.folder}: config.json: pard_token should be an id below vocab_size, {vocab}, it is "
+            f"{quoted(token)}; choose a checkpoint that PARD trained, or draft.kind = 'model'"
+        )
+    return token
+
+
+def _require_kernel(model: Draft, recipe: Recipe) -> None:
     if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
         rule = (
             f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
         )
         found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
         raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
-    if recipe.cache == "paged" and (why := unsupported(model.spec, "paged", recipe.capacity)):
+    layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
+    if recipe.cache == "paged" and (why := unsupported(layers, "paged", recipe.capacity)):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
 
 
@@ -139,36 +209,53 @@ def _require_products(model: Model, recipe: Recipe) -> None:
         )
 
 
-def graphs(recipe: Recipe, models: tuple[Model, ...], attention: Lowering) -> list[Graph]:
+def graphs(recipe: Recipe, models: Models, attention: Lowering) -> list[Graph]:
     """Every graph of the bundle: decoders, adjusted logits, verification, and drafting when a model drafts."""
-    target, *drafts = models
+    target, drafts = models[0], models[1:]
+    width = target.spec.vocab  # of all logits: a draft's are padded, or cut where they are padding
+    features = [draft.spec.features for draft in drafts if isinstance(draft, DraftHead)]
     return [
-        *(_decoder(model, recipe, attention) for model in models),
-        _head("adjust", target, contract.adjust, build_adjust),
-        _head("verify", target, contract.verify, build_verify, draft_probs=False),
-        _head("verify_probs", target, contract.verify, build_verify, draft_probs=True),
-        *(_head("propose", draft, contract.propose, build_propose, draft_probs=False) for draft in drafts),
-        *(_head("propose_probs", draft, contract.propose, build_propose, draft_probs=True) for draft in drafts),
+        _decoder(target, recipe, attention, width, *features),
+        *(graph for draft in drafts for graph in _draft(draft, recipe, attention, width)),
+        _head("adjust", target, contract.adjust, build_adjust, width),
+        _head("verify", target, contract.verify, build_verify, width, draft_probs=False),
+        _head("verify_probs", target, contract.verify, build_verify, width, draft_probs=True),
+        *(_head("propose", draft, contract.propose, build_propose, width, draft_probs=False) for draft in drafts),
+        *(_head("propose_probs", draft, contract.propose, build_propose, width, draft_probs=True) for draft in drafts),
     ]
 
 
-def _decoder(model: Model, recipe: Recipe, attention: Lowering) -> Graph:
-    spec, capacity = model.spec, recipe.capacity
-    attention = fitting(attention, spec)
-    bindings = spec.contract(capacity=capacity, dtype=model.compute, cache=recipe.cache)
-
-    def make() -> ir.Model:
-        return build_decoder(spec, model.checkpoint, dtype=model.compute, capacity=capacity, attention=attention)
-
+def _decoder(model: Model, recipe: Recipe, attention: Lowering, width: int, features: tuple[int, ...] = ()) -> Graph:
+    spec = model.spec
+    sizes: dict[str, Any] = {"dtype": model.compute, "capacity": recipe.capacity, "width": width}
+    bindings = spec.contract(**sizes, cache=recipe.cache, features=len(features) * spec.hidden)
+    make = partial(
+        build_decoder, spec, model.checkpoint, **sizes, attention=fitting(attention, spec), features=features
+    )
     return Graph(model.role, f"{model.role}/model.onnx", model.compute, bindings, make)
+
+
+def _draft(draft: Draft, recipe: Recipe, attention: Lowering, width: int) -> list[Graph]:
+    if isinstance(draft, Model):
+        return [_decoder(draft, recipe, attention, width)]
+    spec, checkpoint, dtype = draft.spec, draft.checkpoint, draft.compute
+    sizes: dict[str, Any] = {"dtype": dtype, "capacity": recipe.capacity}
+    bindings = spec.contract(**sizes, cache=recipe.cache)
+    make = partial(build_eagle3, spec, checkpoint, **sizes, attention=fitting(attention, spec.layer))
+    fused = contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=dtype)
+    return [
+        Graph("draft", "draft/model.onnx", dtype, bindings, make),
+        Graph("fuse", "draft/fuse.onnx", dtype, fused, partial(build_fuse, spec, checkpoint, dtype=dtype)),
+    ]
 
 
 def _head(
     name: EngineName,
-    model: Model,
+    model: Draft,
     bindings: Callable[..., Contract],
     build: Callable[..., ir.Model],
+    width: int,
     **options: bool,
 ) -> Graph:
-    arguments = {"vocab": model.spec.vocab, "dtype": model.compute, **options}
+    arguments = {"vocab": width, "dtype": model.compute, **options}
     return Graph(name, f"{name}.onnx", model.compute, bindings(**arguments), partial(build, **arguments))

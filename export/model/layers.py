@@ -6,12 +6,12 @@ over a paged cache [tokens, hidden size]: nothing here knows rows. Values that a
 ``residual.3`` behind it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
 from tandemrt.export.model.activation import GatedActivation
-from tandemrt.export.model.attention import Cache, Heads
+from tandemrt.export.model.attention import Attention, Cache, Heads
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.experts import mixture
 from tandemrt.export.model.linear import Linear
@@ -30,41 +30,72 @@ def stack(
     how: Strategies,
     *,
     capacity: int,
+    features: Sequence[int] = (),
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """All layers and the last norm: the stream to [batch, rows, hidden], and the caches afterwards.
 
-    ``given`` are the inputs of the contract, what is returned with the result are its outputs present_*.
+    ``given`` are the inputs of the contract, what is returned with the result are its outputs present_*, and the
+    streams in front of the layers ``features``, one behind the other, if there are any.
     """
     rows = given["score_rows"]
     with b.scope("place"):
         attend = how.attention(b, spec, given, capacity=capacity, dtype=w.dtype)
-    presents: dict[str, ir.Value] = {}
+    made: dict[str, ir.Value] = {}
+    streams = []
     for layer in range(spec.layers):
         name = f"model.layers.{layer}"
+        hidden.name = f"hidden.{layer}"
+        streams.append(hidden)
         with b.scope(f"layers.{layer}/attention"):
-            hidden.name = f"hidden.{layer}"
-            past = Cache(given[f"past_key.{layer}"], given[f"past_value.{layer}"])
             normed = _normed(b, hidden, w, spec, name, spec.norms.before_attention)
-            mixed, present = attend(b, normed, w, _heads(spec, layer, f"{name}.self_attn"), past)
-            presents |= {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
-            if how.pick_early and layer == spec.layers - 1:  # what nobody reads costs nothing from here on
-                hidden, mixed = (how.pick(b, value, rows) for value in (hidden, mixed))
-            out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
-            given_back = _normed(b, out(b, mixed, w), w, spec, name, spec.norms.after_attention)
-            hidden = _added(b, hidden, given_back, spec, w.dtype)
-        with b.scope(f"layers.{layer}/mlp"):
-            hidden.name = f"residual.{layer}"
-            normed = _normed(b, hidden, w, spec, name, spec.norms.before_mlp)
-            experts = spec.experts_of(layer)
-            if experts is None:
-                given_back = _mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation)
-            else:
-                given_back = mixture(b, normed, w, spec, experts, f"{name}.mlp")
-            hidden = _added(b, hidden, _normed(b, given_back, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
+        hidden, present = block(b, hidden, normed, w, spec, given, how, attend, layer, name)
+        made |= present
     with b.scope("head"):
         if not how.pick_early:  # only rows that somebody reads cost a norm and a product
             hidden = how.pick(b, hidden, rows)
-        return rms_norm(b, hidden, w, "model.norm", spec), presents
+        normed = rms_norm(b, hidden, w, "model.norm", spec)
+    if features:  # behind all norms: a stream that is read in front of its norm is not fused with it
+        with b.scope("features"):
+            wanted = [streams[layer] for layer in features]
+            made["features"] = b.op("Concat", *wanted, axis=-1) if len(wanted) > 1 else b.op("Identity", *wanted)
+    return normed, made
+
+
+def block(
+    b: GraphBuilder,
+    stream: ir.Value,
+    normed: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    given: Mapping[str, ir.Value],
+    how: Strategies,
+    attend: Attention,
+    layer: int,
+    name: str,
+) -> tuple[ir.Value, dict[str, ir.Value]]:
+    """Layer ``layer`` by the weights called ``name``: attention over ``normed``, then the MLP or the experts.
+
+    Returns the stream behind it, of the last layer only the rows that get logits where ``how`` picks early, and its
+    caches afterwards by their names in the contract.
+    """
+    with b.scope(f"layers.{layer}/attention"):
+        past = Cache(given[f"past_key.{layer}"], given[f"past_value.{layer}"])
+        mixed, present = attend(b, normed, w, _heads(spec, layer, f"{name}.self_attn"), past)
+        if how.pick_early and layer == spec.layers - 1:  # what nobody reads costs nothing from here on
+            stream, mixed = (how.pick(b, value, given["score_rows"]) for value in (stream, mixed))
+        out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
+        given_back = _normed(b, out(b, mixed, w), w, spec, name, spec.norms.after_attention)
+        stream = _added(b, stream, given_back, spec, w.dtype)
+    with b.scope(f"layers.{layer}/mlp"):
+        stream.name = f"residual.{layer}"
+        normed = _normed(b, stream, w, spec, name, spec.norms.before_mlp)
+        experts = spec.experts_of(layer)
+        if experts is None:
+            given_back = _mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation)
+        else:
+            given_back = mixture(b, normed, w, spec, experts, f"{name}.mlp")
+        stream = _added(b, stream, _normed(b, given_back, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
+    return stream, {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
 
 
 def _normed(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, layer: str, name: str | None) -> ir.Value:

@@ -112,6 +112,10 @@ class Weights:
                 "stored tensors differ; set tie_word_embeddings to false if the model was trained that way"
             )
 
+    def skip(self, *names: str) -> None:
+        """Tensors, if the checkpoint has them, that have no place in this graph: they are read elsewhere."""
+        self._used.update(names)
+
     def finish(self) -> None:
         """Raise BadCheckpoint if the checkpoint holds a tensor that the graph did not use."""
         left = [n for n in self.checkpoint.tensors if n not in self._used and not _DERIVED.fullmatch(n)]

@@ -19,6 +19,7 @@ from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_heade
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tensors import named
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Together in the file what is one product in the graph, in its order (export/model/linear.py).
@@ -62,6 +63,7 @@ def write_quantized(
     it. Raises BadCheckpoint for a weight of a product that is not what the config says of it, or that is no matrix of
     floats, and a copy of a tied head that differs.
     """
+    checkpoint = named(checkpoint, spec)
     if spec.tied:
         Weights(checkpoint, GraphBuilder("tied"), "float32").same(_HEAD, _EMBEDDING)
     products = sorted(_products(checkpoint, spec, bits), key=lambda product: _place(product.module))

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.read.packaging import require_safetensors
 
@@ -79,6 +82,18 @@ class Checkpoint:
                     "that shard again"
                 )
         return cls(folder, config, tensors, tuple(folder / file for file in sorted(set(shards.values()))))
+
+    def read(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> npt.NDArray[Any]:
+        """The values of a small tensor. Raises BadCheckpoint unless it is of ``shape`` and one of ``dtypes``."""
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.shape != shape or tensor.dtype not in dtypes:
+            found = "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
+            raise BadCheckpoint(
+                f"{self.folder}: tensor {quoted(name)} should be {' or '.join(dtypes)}{list(shape)}, it is {found}"
+            )
+        with tensor.file.open("rb") as stream:
+            stream.seek(tensor.offset)
+            return np.frombuffer(stream.read(tensor.nbytes), tensor.dtype).reshape(shape)
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:

@@ -33,6 +33,7 @@ PREFIXES = ("unsloth_",)  # notes of a tool that saved a copy
 
 # The values that say what is so anyway; any other is refused.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "spd_type": (None, "pard"),  # beside pard_token; "pard2" reads the target's states
     "is_encoder_decoder": (False,),
     "is_decoder": (False, True),  # every model here is one
     "add_cross_attention": (False,),

@@ -136,16 +136,23 @@ class ModelSpec:
         rope = self.local_rope if self.local_rope is not None and self.sliding_layers[layer] else self.rope
         return rope if self.rotary_layers[layer] else None
 
-    def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
-        """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``."""
+    def contract(
+        self, *, capacity: int, dtype: str, cache: CacheKind = "linear", width: int | None = None, features: int = 0
+    ) -> Contract:
+        """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``.
+
+        ``width`` is that of its logits; None: the model's own. ``features``: how wide what it gives for a draft head
+        is, see contract.decoder.
+        """
         return contract.decoder(
             layers=self.layers,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             capacity=capacity,
-            vocab=self.vocab,
+            vocab=width or self.vocab,
             dtype=dtype,
             cache=cache,
+            features=features,
         )
 
 

@@ -40,7 +40,7 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec) -> Iterator[tuple[s
     module, _, last = stem.rpartition(".")
     rows = _fused(spec).get(last)
     if rows is None:
-        yield name, tensor
+        yield name, replace(tensor, name=name)
         return
     if not tensor.shape or tensor.shape[0] != sum(rows.values()):
         raise BadCheckpoint(
@@ -50,7 +50,8 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec) -> Iterator[tuple[s
     begin, width = tensor.offset, tensor.nbytes // tensor.shape[0]
     for part, count in rows.items():
         shape, nbytes = (count, *tensor.shape[1:]), count * width
-        yield f"{module}.{part}.{kind}", replace(tensor, shape=shape, offset=begin, nbytes=nbytes)
+        new = f"{module}.{part}.{kind}"
+        yield new, replace(tensor, name=new, shape=shape, offset=begin, nbytes=nbytes)
         begin += nbytes
 
 

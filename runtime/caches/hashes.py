@@ -14,9 +14,13 @@ class BlockHashes:
     up to the end of the block. The first one is chained to ``digest`` (of the bundle: other weights, other keys and
     values) and to ``salt``: texts with different salts never share a block, and so cannot tell by their timing what
     the other one was. None is a salt of its own, shared by all who give none.
+
+    ``behind`` is how many tokens behind a block what the caches hold of it depends on: 1 where a draft head pairs a
+    token with the state of the one before. They are part of its name.
     """
 
-    def __init__(self, digest: str, salt: str | None = None) -> None:
+    def __init__(self, digest: str, salt: str | None = None, behind: int = 0) -> None:
+        self.behind = behind
         root = digest.encode() + (b"" if salt is None else b"\0" + salt.encode("utf-8", "surrogatepass"))
         self._root = sha256(root).digest()
         self._hashes: list[bytes] = []
@@ -24,6 +28,6 @@ class BlockHashes:
     def first(self, tokens: Sequence[int], blocks: int) -> list[bytes]:
         """Return the hashes of the first ``blocks`` blocks of ``tokens``, the text that it was asked of before."""
         for at in range(len(self._hashes), blocks):
-            block = array("q", tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE])
+            block = array("q", tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE + self.behind])
             self._hashes.append(sha256((self._hashes[-1] if at else self._root) + block.tobytes()).digest())
         return self._hashes[:blocks]

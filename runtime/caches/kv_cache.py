@@ -125,7 +125,7 @@ def make_room(
 ) -> Room:
     """Memory for ``tokens`` tokens in all (None: as many as the bundle says), shared by the caches of ``contracts``.
 
-    Rounds draft at most ``window`` tokens.
+    Rounds write at most ``window`` tokens behind the newest one of a text (calls.slack).
     ``tokens`` sizes paged caches; RuntimeOptions.require_fit refuses it where there are none.
     """
     if not any(map(is_paged, contracts)):

@@ -66,11 +66,13 @@ class Difference:
 
     def add(self, kind: str, logits: torch.Tensor, expected: torch.Tensor) -> None:
         self.scored[kind] = self.scored.get(kind, 0) + 1
-        self.finite &= bool(logits.isfinite().all()) and bool(expected.isfinite().all())
-        gap = (logits - expected).abs()
+        known = ~expected.isneginf()  # a head that drafts knows some of the target's tokens only
+        self.finite &= torch.equal(known, ~logits.isneginf())
+        self.finite &= bool(logits[known].isfinite().all()) and bool(expected[known].isfinite().all())
+        gap = (logits[known] - expected[known]).abs()
         self.largest = max(self.largest, float(gap.max()))
         self.squares += float(gap.square().mean())
-        self.reach = max(self.reach, float(expected.abs().max()))
+        self.reach = max(self.reach, float(expected[known].abs().max()))
         self.same += int(logits.argmax() == expected.argmax())
 
     @property

@@ -12,7 +12,7 @@ from tandemrt.runtime.caches.kv_cache import windows
 from tandemrt.runtime.check.adjust import adjust_case
 from tandemrt.runtime.check.cases import awkward_case
 from tandemrt.runtime.check.finding import Finding, judged
-from tandemrt.runtime.check.walk import Plan, is_decoder, make_rows
+from tandemrt.runtime.check.walk import Plan, is_decoder, make_rows, with_states
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.round.graphs import Graphs, same_bits
 
@@ -65,13 +65,20 @@ def _windows(engine: Engine, plan: Plan) -> Iterator[Inputs]:
     for step in range(_TIMES):
         tokens = [row[step * query : (step + 1) * query] for row in plan.tokens]
         if len(tokens[0]) == query:
-            yield {
-                **windows(engine.contract, torch.tensor(tokens), torch.arange(query).repeat(rows, 1)),
-                "write_index": torch.full((rows,), step * query),
-            }
+            given = windows(engine.contract, torch.tensor(tokens), torch.arange(query).repeat(rows, 1))
+            states = {name: each for name, each in with_states(engine.contract, given).items() if name == "states"}
+            yield {**given, **states, "write_index": torch.full((rows,), step * query)}
 
 
 def _cases(engine: Engine, limits: Limits) -> Iterator[Inputs]:
+    if not any(binding.name == "logits" for binding in engine.contract.inputs):  # what fuses a target's features
+        for seed in range(_TIMES):
+            draw = torch.Generator().manual_seed(seed)
+            yield {
+                b.name: torch.randn(b.resolve({"tokens": limits.batch}), generator=draw).to(getattr(torch, b.dtype))
+                for b in engine.contract.inputs
+            }
+        return
     logits = engine.contract["logits"]
     adjusts = any(binding.name == "entry_len" for binding in engine.contract.inputs)
     verifies = any(binding.name == "draft_tokens" for binding in engine.contract.inputs)

@@ -165,8 +165,27 @@ class Decoder:
         shape = (*given["score_rows"].shape, int(contract["logits"].shape[2]))
         logits = torch.full(shape, float("nan"), dtype=getattr(torch, contract["logits"].dtype), device=device)
         on_device = {name: tensor.to(device) for name, tensor in given.items()}
-        self._engine.bind({**cache, **on_device, "logits": logits}).run()
+        self._engine.bind({**cache, **on_device, **with_states(contract, on_device), "logits": logits}).run()
         return logits.float().cpu()
+
+
+def with_states(contract: Contract, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What targets and heads that draft from their states take and give beside tokens and logits.
+
+    The state that a token is fed with follows from its id, so that it is the same in every call.
+    """
+    found = {}
+    sizes = {"batch": given["score_rows"].shape[0], "rows": given["score_rows"].shape[1]}
+    sizes |= dict(zip(("tokens",) if is_paged(contract) else ("batch", "query"), given["token_ids"].shape, strict=True))
+    for binding in (*contract.inputs, *contract.outputs):
+        if binding.name in ("states", "features", "next_states"):
+            found[binding.name] = torch.zeros(
+                binding.resolve(sizes), dtype=getattr(torch, binding.dtype), device=given["token_ids"].device
+            )
+    if "states" in found:
+        wave = torch.arange(found["states"].shape[-1], device=found["states"].device)
+        found["states"].copy_((given["token_ids"][..., None] + 1) * (wave + 1) % 97 / 48.5 - 1)
+    return found
 
 
 def is_decoder(contract: Contract) -> bool:

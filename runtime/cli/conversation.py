@@ -83,12 +83,13 @@ class Marks:
         """Yield what ``item`` adds to the text, in stretches that were drafted or not."""
         trace, end = self._request.trace, self._tokens + len(item.token_ids)
         assert trace is not None
-        for token in trace.tokens(self._tokens, end):
-            section = self._sections.get(token.kind or "")
+        drafted = [token.drafted for token in trace.tokens(self._tokens, end)]
+        for part in trace.parts(self._tokens, end):
+            section = self._sections.get(part.kind)
             if section is not None:
                 before = len(section.text)
-                section.push(token.id, include_stop=False)
-                self._drafted[str(token.kind)] += [token.drafted] * (len(section.text) - before)
+                section.push(part.id, include_stop=False)
+                self._drafted[part.kind] += [drafted[part.at - self._tokens]] * (len(section.text) - before)
         self._tokens = end
         yield from self._stretches("reasoning", item.reasoning)
         yield from self._stretches("answer", item.text)

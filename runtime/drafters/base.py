@@ -1,13 +1,15 @@
 """What a round asks of a drafter."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tandemrt.engines.calls import Packed
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.slots import SlotListener
 from tandemrt.runtime.round.buffers import Buffer
+from tandemrt.runtime.round.planner import Chunk
 from tandemrt.runtime.round.round import Round
 
 
@@ -15,18 +17,23 @@ class Drafter(SlotListener, Protocol):
     """Proposes tokens into ``RoundBuffers.draft_tokens``.
 
     ``ahead``: drafts from device state alone, so it may run before the host has committed the last round. Other
-    drafters are asked after the commit and read the requests' tokens.
+    drafters are asked after the commit and read the requests' tokens. ``reach`` is the length of text behind which its
+    drafts mean nothing; None: there is none.
     """
 
     ahead: bool
     window: int
+    reach: int | None
 
     @property
     def caches(self) -> Sequence[Cache]:
         """The key/value caches of its own models, none without one."""
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
-        """Take in the next prompt tokens [slots, tokens] of slots from ``slot`` on, where its caches are linear."""
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
+        """Take in the next prompt tokens [slots, tokens] of slots from ``slot`` on, where its caches are linear.
+
+        The target has taken them in. ``following``: the token behind them, of each slot.
+        """
 
     def held(self, running: Running) -> int:
         """How many tokens of a text its caches hold at least, prefill aside; all of them if it has none."""
@@ -39,3 +46,25 @@ class Drafter(SlotListener, Protocol):
 
         Returns the probabilities the drafts were drawn from, float32 [batch, window, vocab], if a rule reads them.
         """
+
+    def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
+        """Take note of the prompts that ride along with a round, where caches are paged; ``texts``: tokens by slot."""
+
+    def scored(self, this: Round) -> None:
+        """Take note of what the target gives for ``this`` round and its prompts, in ``RoundBuffers``."""
+
+    def verified(self, this: Round) -> None:
+        """Take note of what ``this`` round decided, in ``RoundBuffers`` as the target and verification left it."""
+
+
+class Unmoved:
+    """The hooks of a drafter that needs nothing of what the target computes and verification decides."""
+
+    def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
+        """See Drafter.reads."""
+
+    def scored(self, this: Round) -> None:
+        """See Drafter.scored."""
+
+    def verified(self, this: Round) -> None:
+        """See Drafter.verified."""

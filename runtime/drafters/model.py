@@ -10,6 +10,7 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache, is_paged, windows
 from tandemrt.runtime.device import upload
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
@@ -20,7 +21,7 @@ from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import MOST_PACKED, logits_width, prefill_call, prompts_call
 
 
-class ModelDrafter:
+class ModelDrafter(Unmoved):
     """Runs the draft model ``window`` times per round and draws each token as the request would.
 
     The first run of a round takes the two newest tokens: after a fully accepted window the last drafted token is in
@@ -48,8 +49,10 @@ class ModelDrafter:
         slots: int,
         window: int,
         chunk: int,
+        reach: int,
     ) -> None:
         self.window = window
+        self.reach: int | None = reach
         self._engines = engines
         self._buffers = buffers
         self._state = state
@@ -85,7 +88,7 @@ class ModelDrafter:
         """See SlotListener.leave."""
         self._seen.pop(slot, None)
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:  # noqa: ARG002
         """See Drafter.prefill."""
         self._prefill(slot, tokens, self._state.view("length", slot + len(tokens))[slot:])
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 
 from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.round import Round
 
 
-class NgramDrafter:
+class NgramDrafter(Unmoved):
     """Looks on the host, after the commit; costs no engine. Rows without a match draft nothing."""
 
     ahead = False
@@ -20,6 +21,7 @@ class NgramDrafter:
 
     def __init__(self, buffers: RoundBuffers, *, window: int, shortest: int, longest: int) -> None:
         self.window = window
+        self.reach: int | None = None
         self._buffers = buffers
         self._sizes = range(longest, shortest - 1, -1)
         self._indexes: dict[int, NgramIndex] = {}
@@ -32,7 +34,7 @@ class NgramDrafter:
         """See SlotListener.leave."""
         self._indexes.pop(slot, None)
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         """See Drafter.prefill. The text itself is the index."""
 
     def held(self, running: Running) -> int:

@@ -1,15 +1,19 @@
 """No drafting: every round decides one token."""
 
+from collections.abc import Sequence
+
 from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.round import Round
 
 
-class NoDrafter:
+class NoDrafter(Unmoved):
     """The drafter of plain decoding."""
 
     ahead = True
     window = 0
+    reach: int | None = None
     caches = ()
 
     def join(self, running: Running) -> None:
@@ -18,7 +22,7 @@ class NoDrafter:
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         """See Drafter.prefill."""
 
     def held(self, running: Running) -> int:

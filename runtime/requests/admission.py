@@ -79,7 +79,7 @@ class Admission:
         defaults = dict(self._defaults)
         if "max_tokens" in defaults:  # what was recommended for any prompt
             defaults["max_tokens"] = min(room, defaults["max_tokens"])
-        params = params.over(defaults)
+        params = params.over(defaults) if defaults else params
         if params.max_tokens is not None and params.max_tokens > room:
             raise BadRequest(
                 f"max_tokens: prompt ({len(ids)}) and output must fit the engine's length {limits.length}, received "
@@ -100,7 +100,12 @@ class Admission:
         return Waiting(
             request,
             self._enforcement(ids, params, max_tokens, client),
-            Transcript(self._tokenizer.backend, params.stop, include_stop=params.include_stop_str_in_output),
+            Transcript(
+                self._tokenizer.backend,
+                params.stop,
+                include_stop=params.include_stop_str_in_output,
+                skip_special=params.skip_special_tokens,
+            ),
             Penalties.of(ids, params),
             self._hashes(ids, params.cache_salt),
         )
@@ -113,8 +118,8 @@ class Admission:
     def _hashes(self, ids: list[int], salt: str | None) -> BlockHashes | None:
         if self._digest is None:
             return None
-        hashes = BlockHashes(self._digest, salt)
-        hashes.first(ids, len(ids) // BLOCK_SIZE)  # here rather than in the loop
+        hashes = BlockHashes(self._digest, salt, behind=int(self._bundle.draft.kind == "eagle3"))
+        hashes.first(ids, max(0, len(ids) - hashes.behind) // BLOCK_SIZE)  # here rather than in the loop
         return hashes
 
     def _enforcement(

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple
 
+from tandemrt.runtime.constraints.constraint import Piece
 from tandemrt.runtime.requests.outputs import Speculation, StreamOutput
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.waiting import Waiting
@@ -99,7 +100,7 @@ class Running:
         """
         commit = self.constraint.commit(emitted)
         if self.request.trace is not None:
-            self.request.trace.commit(emitted, commit, self.constraint.forced_spans)
+            self.request.trace.commit(emitted, self.constraint.forced_spans)
         if drafted:
             begin = self.output_length
             self._windows.append(_Window(begin, begin + len(commit.kept), drafted, len(emitted)))
@@ -109,7 +110,7 @@ class Running:
         kinds = []  # what a stop string cuts off was never there
         for piece in commit.pieces:
             kinds.append(piece.kind)
-            if self._transcript.add(piece.kind, piece.tokens, piece.inner):
+            if self._add(piece):
                 finish, stop_reason = "stop", self._transcript.stopped_by
                 del self.tokens[len(self.request.prompt) + self._transcript.tokens :]
                 break
@@ -137,7 +138,7 @@ class Running:
         try:
             held = self.constraint.undecided
             if held.tokens and not self.finished and failure is None:  # what might have become a marker never will
-                self._transcript.add(held.kind, held.tokens, held.inner)
+                self._add(held)
             self._transcript.finish()
         except BaseException as raised:
             reason, failure = "error", failure or raised
@@ -169,6 +170,12 @@ class Running:
         self._told += len(tokens)
         if tokens or request.finished:
             request.tell(StreamOutput(self._transcript.take(), tokens, request.output))
+
+    def _add(self, piece: Piece) -> bool:
+        """Add tokens whose role is certain to the text. True when a stop string ended it."""
+        if self.request.trace is not None:
+            self.request.trace.know(piece)
+        return self._transcript.add(piece.kind, piece.tokens, piece.inner)
 
     def _conclude(self, reason: str, stop_reason: str | int | None) -> list[int]:
         """End the request where its own text ends, or have the text checked first."""

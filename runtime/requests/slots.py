@@ -55,8 +55,10 @@ class Slots:
         if slot is None:
             raise InternalError(f"slots: all {self.count} are taken; a request must leave before another one joins")
         tokens, request = waiting.tokens, waiting.request
-        # A round feeds the last token, and must not write a block that others read.
-        hashes = waiting.hashes.first(tokens, (len(tokens) - 1) // BLOCK_SIZE) if waiting.hashes else ()
+        # A round feeds the last token, and must not write a block that others read. A draft head needs the target's
+        # state of the one before, which only a prefill gives.
+        named = waiting.hashes
+        hashes = named.first(tokens, max(0, len(tokens) - 1 - named.behind) // BLOCK_SIZE) if named else ()
         with ExitStack() as undo:
             undo.callback(self._room.leave, slot)
             cached = self._room.reserve(slot, self._needed(len(tokens), request), hashes)

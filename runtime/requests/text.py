@@ -27,11 +27,12 @@ class Section:
     a character: byte fallback spells a run of byte tokens anew once it turns out not to be UTF-8.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: StopMatcher) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: StopMatcher, *, skip_special: bool = True) -> None:
         self.text = ""
         self.released = 0
         self.stopped_by: str | None = None
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
         self._stops = stops
         self._node = ROOT  # of the end of the text
         self._context: list[int] = []  # the last group that gave text
@@ -63,7 +64,7 @@ class Section:
         return added
 
     def _decode(self, token_ids: list[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special))
 
     def _extend(self, piece: str, *, include_stop: bool) -> None:
         begin = len(self.text)
@@ -81,9 +82,18 @@ class Section:
 class Transcript:
     """The text of one request, split into reasoning and answer."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, include_stop: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        skip_special: bool = True,
+    ) -> None:
         matcher = StopMatcher(stops)
-        self._sections = {kind: Section(tokenizer, matcher) for kind in ("reasoning", "answer")}
+        self._sections = {
+            kind: Section(tokenizer, matcher, skip_special=skip_special) for kind in ("reasoning", "answer")
+        }
         self._include_stop = include_stop
         self._taken = dict.fromkeys(self._sections, 0)
         self.tokens = 0  # tokens that were added, markers included

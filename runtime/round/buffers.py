@@ -45,11 +45,22 @@ class Buffer:
 class RoundBuffers:
     """What one round reads and writes, for at most ``slots`` rows of ``window`` drafted tokens.
 
-    ``chunk`` holds the prompt tokens of one call over a linear cache.
+    ``chunk`` holds the prompt tokens of one call over a linear cache. ``features``: how wide what the target gives for
+    a draft head is, 0 if it gives nothing; ``packed``: prompt tokens, padding included, of a call over a paged cache.
     """
 
     def __init__(
-        self, *, slots: int, window: int, vocab: int, length: int, chunk: int, dtype: torch.dtype, device: torch.device
+        self,
+        *,
+        slots: int,
+        window: int,
+        vocab: int,
+        length: int,
+        chunk: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        features: int = 0,
+        packed: int = 0,
     ) -> None:
         rows = window + 1
         self.window = window
@@ -60,6 +71,8 @@ class RoundBuffers:
         self.draft_len = Buffer((slots,), torch.int64, device, host=True)
         self.bitmask = Buffer((slots, rows, self.words), torch.int32, device, host=True)
         self.logits = Buffer((slots, rows, vocab), dtype, device)
+        self.features = Buffer((slots * rows + packed, features), dtype, device) if features else None
+        self.prompt_features = Buffer((chunk, features), dtype, device) if features else None
         self.tokens = Buffer((slots, rows), torch.int64, device, host=True)
         self.count = Buffer((slots,), torch.int64, device, host=True)
         self.entries = Entries(slots, min(vocab, length + window + MOST_BIASES), device)

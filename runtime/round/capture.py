@@ -39,7 +39,9 @@ def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None
 def _run(loop: Loop, this: Round) -> None:
     draft_probs = loop.drafter.propose(this) if this.window and loop.drafter.ahead else None
     loop.tandem.score(this)
+    loop.drafter.scored(this)
     loop.tandem.verify(this, draft_probs)
+    loop.drafter.verified(this)
 
 
 def _run_prompts(loop: Loop) -> None:
@@ -57,6 +59,9 @@ def _run_prompts(loop: Loop) -> None:
         each = -(-tokens // count)
         chunks = plan([Chunk(slot, 0, each) for slot in range(count)], tokens)
         this = Round({}, 0, 0, False, frozenset(), calls.packed(0, total(chunks), len(chunks)))
-        runs.write(chunks, {chunk.slot: [0] * each for chunk in chunks}, this.prompts)
+        texts = {chunk.slot: [0] * (each + 1) for chunk in chunks}
+        runs.write(chunks, texts, this.prompts)
+        loop.drafter.reads(chunks, texts, this.prompts)
         loop.drafter.skip(this)
         loop.tandem.score(this)
+        loop.drafter.scored(this)

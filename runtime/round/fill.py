@@ -13,10 +13,16 @@ from tandemrt.runtime.round.round import Round
 
 
 class Filler:
-    """Fills the host twins of ``buffers`` and enqueues their copies. The drafts must have reached the host."""
+    """Fills the host twins of ``buffers`` and enqueues their copies. The drafts must have reached the host.
 
-    def __init__(self, buffers: RoundBuffers, clock: Clock, committer: Committer, metrics: Metrics) -> None:
+    What was drafted behind the drafter's ``reach`` is not verified.
+    """
+
+    def __init__(
+        self, buffers: RoundBuffers, clock: Clock, committer: Committer, metrics: Metrics, reach: int | None = None
+    ) -> None:
         self._buffers = buffers
+        self._reach = reach
         self._clock = clock
         self._committer = committer
         self._metrics = metrics
@@ -52,7 +58,8 @@ class Filler:
     def _fill_one(self, running: Running, drafted: list[int], first: int) -> int:
         """Write masks from row ``first`` on and adjusted tokens; how many drafted tokens are to be verified."""
         request = running.request
-        draft = drafted[: min(request.window, running.remaining - 1)]
+        known = request.window if self._reach is None else max(0, self._reach + 1 - len(running.tokens))
+        draft = drafted[: min(request.window, running.remaining - 1, known)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
         if running.share is None:

@@ -74,7 +74,7 @@ class Loop:
         self.windows = windows
         self._committer = Committer(tandem.buffers, self.slots, scheduler.checks, metrics)
         self._growth = Growth(self.slots, scheduler, drafter, self._committer, metrics)
-        filler = Filler(tandem.buffers, clock, self._committer, metrics)
+        filler = Filler(tandem.buffers, clock, self._committer, metrics, drafter.reach)
         self._stages = Stages(tandem, drafter, filler, self._committer, clock, metrics, timeline)
         self._last: Verified | None = None
 

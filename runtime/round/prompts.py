@@ -61,6 +61,7 @@ class Prompts:
         texts = {chunk.slot: inside[chunk.slot].tokens for chunk in chunks}
         if runs is not None:
             runs.write(chunks, texts, this.prompts)
+            self._drafter.reads(chunks, texts, this.prompts)
         else:
             self._prefill(chunks, texts)
         self._tandem.state.place([Place.of(chunk.slot, texts[chunk.slot], chunk.end) for chunk in chunks])
@@ -78,4 +79,4 @@ class Prompts:
             tokens = self._tandem.buffers.chunk.view(len(rectangle), count)
             upload([texts[each.slot][each.start : each.end] for each in rectangle], tokens)
             self._tandem.prefill(slot, tokens)
-            self._drafter.prefill(slot, tokens)
+            self._drafter.prefill(slot, tokens, [texts[each.slot][each.end] for each in rectangle])

@@ -26,12 +26,17 @@ class PromptRuns:
         self._memory = torch.zeros(size, dtype=torch.int64, device=table.device)
         self._table = torch.zeros(largest.prompts, table.shape[1], dtype=torch.int32, device=table.device)
 
-    def write(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
-        """Enqueue the copy of ``chunks``, at most as many as ``sizes`` says; ``texts``: tokens by slot."""
+    def write(
+        self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed, *, ahead: int = 0
+    ) -> None:
+        """Enqueue the copy of ``chunks``, at most as many as ``sizes`` says; ``texts``: tokens by slot.
+
+        ``ahead``: in the place of a token stands the one so far behind it.
+        """
         parts = {name: np.zeros(size, np.int64) for name, size in _sizes(sizes).items()}
         ids: list[int] = []
         for slot, start, end in chunks:
-            ids += texts[slot][start:end]
+            ids += texts[slot][start + ahead : end + ahead]
         counts = [chunk.tokens for chunk in chunks]
         parts["ids"][: len(ids)] = ids
         parts["index"][: len(chunks)] = [chunk.start for chunk in chunks]

@@ -60,6 +60,7 @@ class Stages:
         """Run the target over the window; see Tandem.score."""
         with self._metrics.timed("target"), self._timeline.span("target"):
             self._tandem.score(this)
+            self._drafter.scored(this)
 
     def commit(self, last: Verified | None, mark: Any) -> None:
         """Wait for what was fetched, the one wait of a round, and turn the ``last`` round's tokens into text."""
@@ -80,6 +81,7 @@ class Stages:
         with self._metrics.timed("verify"), self._timeline.span("verify"):
             self._tandem.adjust(this)
             self._tandem.verify(this, draft_probs)
+            self._drafter.verified(this)
         self._timeline.collect()
         self._metrics.rounds += 1
         self._metrics.waits = self._clock.waits

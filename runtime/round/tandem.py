@@ -1,7 +1,10 @@
 """The target and verification engines around one cache: prefill a prompt, score a window, verify it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import prod
+from types import MappingProxyType
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.engines.contract import Contract
@@ -51,7 +54,8 @@ class Tandem:
         A slot's ``length`` must be where its tokens begin.
         """
         length = self.state.view("length", slot + len(tokens))[slot:]
-        prefill_call(self.engines["target"], self.cache, slot, tokens, length, self.buffers.logits).run()
+        features = self._features(self.buffers.prompt_features, tokens.shape)
+        prefill_call(self.engines["target"], self.cache, slot, tokens, length, self.buffers.logits, features).run()
 
     def score(self, this: Round) -> None:
         """Run the target over the newest token and the drafted ones of every row, and over the round's prompts."""
@@ -66,7 +70,8 @@ class Tandem:
 
         target = self.engines["target"]
         logits = self.buffers.logits.view(batch, window + 1, logits_width(target.contract))
-        self._graphs.run(("target", batch, window), work, outputs=[logits], capturable=target.capturable)
+        outputs = [logits, *self._features(self.buffers.features, (batch, window + 1)).values()]
+        self._graphs.run(("target", batch, window), work, outputs=outputs, capturable=target.capturable)
 
     def adjust(self, this: Round) -> None:
         """Bias and penalise the logits of the window, where a request asks for it. Needs its entries in place."""
@@ -119,21 +124,31 @@ class Tandem:
                 **windows(target.contract, ids, torch.arange(rows, device=self.device).repeat(batch, 1)),
                 "write_index": self.state.view("length", batch),
                 "logits": self.buffers.logits.view(batch, rows, logits_width(target.contract)),
+                **self._features(self.buffers.features, (batch, rows)),
                 **self.cache.rows(0, batch),
             }
         )
+
+    def _features(self, buffer: Buffer | None, shape: Sequence[int]) -> dict[str, torch.Tensor]:
+        """The binding of what the target gives for a draft head, if it gives anything; ``shape`` of the tokens."""
+        if buffer is None:
+            return {}
+        *fed, width = self.engines["target"].contract["features"].shape
+        return {"features": buffer.view(*(shape if len(fed) == len(shape) else (prod(shape),)), int(width))}
 
     def _bind_packed(self, batch: int, window: int, prompts: Packed) -> Call:
         target, runs, rows = self.engines["target"], self.runs, window + 1
         assert runs is not None
         if not batch:
-            return prompts_call(target, self.cache, runs, prompts, self.buffers.logits)
+            features = self._features(self.buffers.features, (prompts.prompt_tokens,))
+            return prompts_call(target, self.cache, runs, prompts, self.buffers.logits, features)
         return target.bind(
             {
                 "token_ids": runs.token_ids(batch * rows, prompts),
                 "write_index": self.state.view("length", batch),
                 "score_rows": torch.arange(batch * rows, device=self.device).view(batch, rows),
                 "logits": self.buffers.logits.view(batch, rows, logits_width(target.contract)),
+                **self._features(self.buffers.features, (batch * rows + prompts.prompt_tokens,)),
                 **self.cache.rows(0, batch),
                 **runs.bindings(prompts),
             }
@@ -184,11 +199,18 @@ class _AdvancingCall:
 
 
 def prefill_call(
-    engine: Engine, kv: Cache, slot: int, tokens: torch.Tensor, length: torch.Tensor, logits: Buffer
+    engine: Engine,
+    kv: Cache,
+    slot: int,
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    logits: Buffer,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Call:
     """Bind a call over a linear cache: ``tokens`` [slots, tokens] of prompts go behind ``length`` [slots] others.
 
-    Its logits, if any, are not read, so they go where those of a round go.
+    Its logits, if any, are not read, so they go where those of a round go. ``others`` are bindings that only some
+    engines have.
     """
     slots, rows = len(tokens), prompt_rows(engine)
     return engine.bind(
@@ -197,13 +219,24 @@ def prefill_call(
             "write_index": length,
             "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=engine.device),
             "logits": logits.view(slots, rows, logits_width(engine.contract)),
+            **others,
             **kv.rows(slot, slots),
         }
     )
 
 
-def prompts_call(engine: Engine, kv: Cache, runs: PromptRuns, prompts: Packed, logits: Buffer) -> Call:
-    """Bind a packed call of prompts alone: its one window has no tokens. Its logits are not read, either."""
+def prompts_call(
+    engine: Engine,
+    kv: Cache,
+    runs: PromptRuns,
+    prompts: Packed,
+    logits: Buffer,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> Call:
+    """Bind a packed call of prompts alone: its one window has no tokens. Its logits are not read, either.
+
+    ``others`` are bindings that only some engines have.
+    """
     nothing = torch.zeros(1, 1, dtype=torch.int64, device=engine.device)
     return engine.bind(
         {
@@ -211,6 +244,7 @@ def prompts_call(engine: Engine, kv: Cache, runs: PromptRuns, prompts: Packed, l
             "write_index": nothing[0],
             "score_rows": nothing,
             "logits": logits.view(1, 1, logits_width(engine.contract)),
+            **others,
             **kv.rows(0, 1),
             **runs.bindings(prompts),
         }

@@ -1,10 +1,12 @@
 """What the rounds of one request drafted, allowed and emitted; kept only where somebody asked for it."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Literal, NamedTuple
 
-from tandemrt.runtime.constraints.constraint import Commit
+from tandemrt.runtime.constraints.constraint import Piece
 from tandemrt.runtime.constraints.phases import Kind
 
 Source = Literal["kept", "corrected", "bonus", "alone", "grammar", "marker", "budget"]
@@ -50,7 +52,7 @@ class TracedRound:
 
 
 class TracedToken(NamedTuple):
-    """A token of the output: ``kind`` is None for a stop token, ``round`` an index of ``Trace.rounds``."""
+    """A token of the output: ``kind`` is None for a stop token, ``round`` as in ``Trace.rounds``."""
 
     id: int
     kind: Kind | None
@@ -60,12 +62,21 @@ class TracedToken(NamedTuple):
     round: int
 
 
+class Part(NamedTuple):
+    """Of the output's token ``at``, all or a part of one role, and the token that spells it."""
+
+    at: int
+    kind: Kind
+    id: int
+
+
 class Trace:
     """Rounds of one request. Written by the loop's thread; others may read what stood there when they began."""
 
     def __init__(self) -> None:
         self.rounds: list[TracedRound] = []
-        self._kinds: list[Kind] = []  # of the first tokens: those whose role is certain
+        self._parts: list[Part] = []  # of the first tokens: those whose role is certain
+        self._kinds: list[Kind] = []  # of the same tokens
         self._forced: Sequence[range] = ()  # where in the output thinking budgets wrote their ends
         self._filled: TracedRound | None = None  # not committed yet
 
@@ -73,14 +84,24 @@ class Trace:
         """A round's masks were written. One that is never committed leaves nothing behind."""
         self._filled = TracedRound(filled, tuple(drafted), passed, tuple(allowed))
 
-    def commit(self, emitted: Sequence[int], commit: Commit, forced: Sequence[range]) -> None:
+    def commit(self, emitted: Sequence[int], forced: Sequence[range]) -> None:
         """The round that was filled last was verified. ``forced``: see Constraint.forced_spans."""
         last, self._filled = self._filled, None
         assert last is not None
-        for piece in commit.pieces:
-            self._kinds += [piece.kind] * piece.emitted  # a token of two kinds has that of its beginning
         self._forced = forced
         self.rounds.append(TracedRound(last.filled, last.drafted, last.passed, last.allowed, tuple(emitted)))
+
+    def know(self, piece: Piece) -> None:
+        """The role of the next tokens is certain."""
+        for index, token in enumerate(piece.tokens):
+            if index not in piece.inner:  # a token of two kinds has that of its beginning
+                self._kinds.append(piece.kind)
+            self._parts.append(Part(len(self._kinds) - 1, piece.kind, token))
+
+    def parts(self, begin: int, end: int) -> Iterator["Part"]:
+        """Yield the parts of the output's tokens at [begin, end) whose role is certain."""
+        first = bisect_left(self._parts, begin, key=lambda part: part.at)
+        return takewhile(lambda part: part.at < end, islice(self._parts, first, None))
 
     def tokens(self, begin: int, end: int) -> Iterator[TracedToken]:
         """Yield the tokens of the output at [begin, end); behind its end nothing was ever kept."""

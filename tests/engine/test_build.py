@@ -283,9 +283,25 @@ def test_a_tensorrt_rtx_bundle_holds_engines_beside_their_graphs(tmp_path: Path)
     assert set(entries) == {"row_stats_fp16", "choose_fp16", "draft_law_fp16"}
 
 
-def test_a_draft_with_logits_of_another_width_is_refused(copy: Path) -> None:
-    tiny_checkpoint(copy / "draft", vocab=VOCAB + 64, layers=1)
-    with pytest.raises(BadRecipe, match=f"as wide as the target's, {VOCAB}; got {VOCAB + 64}; choose a draft"):
+@pytest.mark.parametrize("vocab", [VOCAB - 32, VOCAB + 64])
+def test_a_draft_with_other_padding_and_a_shorter_length_drafts_as_far_as_it_goes(copy: Path, vocab: int) -> None:
+    """D6: Qwen2.5 0.5B, 151,936 logits wide, drafts for 7B with 152,064; their tokens are the same."""
+    tiny_checkpoint(copy / "draft", vocab=vocab, layers=1, max_length=40)
+    with LLM(build(recipe(copy), copy / "out").folder, threads=1) as llm:
+        for prompt, drafts in (([5, 6, 7], True), ([5, 6, 7] * 15, False)):
+            params = SamplingParams(seed=3, max_tokens=12, ignore_eos=True)
+            drafted, plain = (llm.generate(prompt, params.model_copy(update={"window": w})) for w in (None, 0))
+            assert drafted.token_ids == plain.token_ids
+            assert (drafted.speculation.num_draft_tokens > 0) == drafts
+            assert (drafted.speculation.num_accepted_draft_tokens > 0) == drafts
+
+
+def test_a_draft_that_does_not_know_every_token_is_refused(copy: Path) -> None:
+    tiny_tokenizer(copy / "target", extra=tuple(f"<{number}>" for number in range(20)))
+    tiny_checkpoint(copy / "draft", vocab=VOCAB - 40, layers=1)
+    with pytest.raises(
+        BadRecipe, match=r"it must know every token of the target's tokenizer, 287; its logits have 280"
+    ):
         build(recipe(copy), copy / "out")
 
 

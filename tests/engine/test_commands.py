@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandemrt import SamplingParams
+from tandemrt import Chat, SamplingParams
 from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest
@@ -173,6 +173,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
     return calls
 
 
+HELLO = [{"role": "user", "content": "hello"}]
 RUN: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
     ([], {}, {}),
     (["--trace", "out.html"], {"trace": Path("out.html")}, {}),
@@ -188,7 +189,20 @@ def test_run_asks_for_what_its_options_say(run, asked, tiny_bundle: Path, option
     assert run("run", str(tiny_bundle), "hello", *options, "--device", "cpu", "--threads", "1")[0] == 2
     opened, sent = asked
     assert opened == (tiny_bundle, {"device": "cpu", "threads": 1, "trace": None} | how)
-    assert sent == ([{"role": "user", "content": "hello"}], SamplingParams(**({"temperature": 0.0} | params)))
+    assert sent == (Chat(HELLO), SamplingParams(**({"temperature": 0.0} | params)))
+
+
+def test_run_tells_the_chat_template_what_it_is_to_say(run, asked, folder: Path, tiny_bundle: Path) -> None:
+    (folder / "tools.json").write_text('[{"type": "function"}]')
+    told = ["--chat-template-kwargs", '{"enable_thinking": false}', "--tools", "tools.json"]
+    run("run", str(tiny_bundle), "hello", *told)
+    expected = Chat(HELLO, chat_template_kwargs={"enable_thinking": False}, tools=[{"type": "function"}])
+    assert asked[1][0] == expected
+    for wrong in ("{", "[1]"):
+        code, _, err = run("run", str(tiny_bundle), "hello", "--chat-template-kwargs", wrong)
+        assert code == 2
+        assert "template" in err
+        assert "kwargs" in err
 
 
 def test_run_sends_a_text_as_it_is_if_it_is_raw(run, asked, tiny_bundle: Path) -> None:

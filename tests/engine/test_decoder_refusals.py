@@ -65,7 +65,7 @@ def test_a_quantized_tensor(folder):
     change_tensors(
         folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(64).to(torch.float8_e4m3fn)})
     )
-    with pytest.raises(BadCheckpoint, match=r"'model\.norm\.weight' should be .*float8_e4m3fn.*quantized"):
+    with pytest.raises(BadCheckpoint, match=r"'model\.norm\.weight' should be .*float8_e4m3fn.*quantization_config"):
         export(folder)
 
 

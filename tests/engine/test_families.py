@@ -1,5 +1,6 @@
 """Every family of models computes what transformers computes, in every lowering that can, far beyond its window."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from transformers import (
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.model.support import unsupported
+from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import named
@@ -108,6 +110,23 @@ def test_an_expert_that_no_token_chose_is_not_run(tmp_path: Path) -> None:
             layer.mlp.experts.down_proj[[expert for expert in range(4) if expert not in used]] = float("nan")
     model.save_pretrained(tmp_path)
     assert_close(Decoder(tmp_path, "grouped", batch=1)([[7]], [0])[0], expected)
+
+
+@pytest.mark.parametrize("case", ["phi3", "mixtral"])
+def test_every_product_is_quantized_whatever_a_family_calls_it(tmp_path: Path, case: str) -> None:
+    model = make_checkpoint(case, tmp_path)
+    checkpoint, narrow = Checkpoint.open(tmp_path), tmp_path / "narrow"
+    narrow.mkdir()
+    shutil.copy(tmp_path / "config.json", narrow)
+    written = write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), narrow, 8).checkpoint
+    whole = {name for name in written.tensors if name.endswith(("proj.weight", "lm_head.weight"))}
+    assert not whole
+    text = texts()[0]
+    found, expected = (
+        Decoder(narrow, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0],
+        expected_logits(model, text),
+    )
+    assert (found - expected).abs().mean() < 0.05 * expected.abs().mean()
 
 
 def with_images(case: str) -> PreTrainedModel:

@@ -154,7 +154,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
             "target.dtype: must be 'float32', 'float16', 'bfloat16', 'int8' or 'int4'; got 'int2'",
         ),
         (MINIMAL + "[draft]\nwindow = 4", "draft.kind: is required and missing"),
-        (MINIMAL + '[draft]\nkind = "medusa"', "draft.kind: must be one of 'model', 'ngram', 'none'; got 'medusa'"),
+        (
+            MINIMAL + '[draft]\nkind = "medusa"',
+            "draft.kind: must be one of 'model', 'eagle3', 'pard', 'ngram', 'none'; got 'medusa'",
+        ),
         (MINIMAL + '[draft]\nkind = "model"', "draft.checkpoint: is required and missing"),
         (
             MINIMAL + '[draft]\nkind = "ngram"\nwindow = 0',
@@ -271,7 +274,7 @@ def test_contradictions_are_refused(tmp_path: Path, text: str, message: str) -> 
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ('[draft]\nkind = "eagle3"\ncheckpoint = "d"', "draft.kind 'eagle3'"),
+        ('[draft]\nkind = "dflash"\ncheckpoint = "d"', "draft.kind 'dflash'"),
         ('[draft]\nkind = "mtp"', "draft.kind 'mtp'"),
     ],
 )

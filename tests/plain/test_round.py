@@ -1,5 +1,6 @@
 """A round is made first, its stages follow a timetable, and prompts go into the caches a chunk a round."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.caches.linear import LinearRoom
 from tandemrt.runtime.device import Clock
+from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
@@ -62,7 +64,7 @@ class FakeTandem:
         self.buffers.count.view(this.batch).fill_(1)
 
 
-class FakeDrafter:
+class FakeDrafter(Unmoved):
     """Drafts nothing, either before the commit or behind it."""
 
     window = WINDOW
@@ -70,6 +72,7 @@ class FakeDrafter:
 
     def __init__(self, *, ahead: bool) -> None:
         self.ahead = ahead
+        self.reach: int | None = None
 
     def join(self, running: Any) -> None:
         pass
@@ -77,7 +80,7 @@ class FakeDrafter:
     def leave(self, slot: int) -> None:
         pass
 
-    def prefill(self, slot: int, tokens: torch.Tensor) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         pass
 
     def held(self, running: Any) -> int:

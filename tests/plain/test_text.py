@@ -9,7 +9,7 @@ from tandemrt.engines.params import MOST_STOP_CHARACTERS, MOST_STOPS
 from tandemrt.runtime.requests.outputs import Speculation
 from tandemrt.runtime.requests.stops import ROOT, StopMatcher
 from tandemrt.runtime.requests.text import Transcript
-from tests.plain.requests import TOKENIZER
+from tests.plain.requests import TOKENIZER, byte_tokenizer
 
 STOPS = st.lists(st.text("ab\né", min_size=1, max_size=4), max_size=3, unique=True)
 
@@ -179,3 +179,26 @@ def test_what_is_held_back_comes_out_when_the_section_ends_and_no_stop_string_st
     assert not transcript.add("answer", TOKENIZER.encode("D").ids)
     assert not transcript.add("reasoning", TOKENIZER.encode("D").ids)
     assert (transcript.reasoning, transcript.text) == (f"so {stop}", "D")
+
+
+def test_special_tokens_are_in_the_text_only_where_that_is_asked_for() -> None:
+    """D9: the openers of tool calls are special tokens of some models."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["[CALL]"])
+    tokens = tokenizer.encode("a[CALL][CALL]b").ids
+    for skip, text in ((True, "ab"), (False, "a[CALL][CALL]b")):
+        transcript = Transcript(tokenizer, skip_special=skip)
+        transcript.add("answer", tokens)
+        transcript.finish()
+        assert transcript.text == text
+
+
+def test_the_rest_of_a_token_of_two_kinds_is_text_and_counts_no_second_time() -> None:
+    transcript = Transcript(TOKENIZER)
+    why, because, so = (TOKENIZER.encode(text).ids for text in ("why", "|", "so"))
+    transcript.add("reasoning", why)
+    transcript.add("marker", because)
+    transcript.add("answer", so, {0})
+    transcript.finish()
+    assert (transcript.reasoning, transcript.text) == ("why", "so")
+    assert (transcript.tokens, transcript.reasoning_tokens) == (len(why) + len(because) + len(so) - 1, len(why))

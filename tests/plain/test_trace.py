@@ -5,11 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandemrt.engines.contract import mask_words
+from tandemrt.runtime.constraints.constraint import Piece
 from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.trace.data import page_data, spelled
 from tandemrt.runtime.trace.recorder import Recorder, step_at
-from tandemrt.runtime.trace.trace import Trace, TracedToken
+from tandemrt.runtime.trace.trace import Part, Trace, TracedToken
 from tests.plain.requests import TOKENIZER, ids, make_running
 
 WINDOW = 4
@@ -81,6 +82,14 @@ def test_a_round_that_was_never_committed_leaves_nothing() -> None:
     trace.fill(0.0, ids("lost"), 4, [256] * 5)
     one_round(running, [], ids("a"))
     assert [token.id for token in trace.tokens(0, 9)] == ids("a")
+
+
+def test_a_token_of_two_roles_is_one_token_in_two_parts() -> None:
+    trace = Trace()
+    trace.know(Piece("reasoning", (5, 6)))
+    trace.know(Piece("answer", (7, 8), inner=frozenset({0})))
+    assert list(trace.parts(1, 3)) == [Part(1, "reasoning", 6), Part(1, "answer", 7), Part(2, "answer", 8)]
+    assert list(trace.parts(3, 9)) == []
 
 
 def fates(recorder: Recorder) -> list[list[str]]:

@@ -1,0 +1,118 @@
+"""The graphs of an EAGLE-3 head (Li et al., arXiv 2503.01840): what fuses the target's features, and the head itself.
+
+A token is fed with the state of the token before it: the target's, fused, or the head's own for a drafted one. What
+``fuse`` makes is a graph of its own, because a state that the head made itself is never fused.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from tandemrt.engines import contract
+from tandemrt.engines.contract import CacheKind
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.layers import block
+from tandemrt.export.model.linear import Linear
+from tandemrt.export.model.lowerings import STRATEGIES, Lowering
+from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.weights import Weights
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.eagle3 import Eagle3Spec, target_ids
+
+EMBEDDING = "embed_tokens.weight"
+
+
+def build_fuse(spec: Eagle3Spec, checkpoint: Checkpoint, *, dtype: str) -> ir.Model:
+    """Build the graph of ``contract.fuse``. Raises BadCheckpoint for a tensor that is missing or of another shape."""
+    layer, hidden = spec.layer, spec.layer.hidden
+    names = contract.fuse(features=spec.feature_width, hidden=hidden, dtype=dtype)
+    b = GraphBuilder("fuse")
+    w = Weights(checkpoint, b, dtype)
+    features = b.input(names["features"])
+    if spec.norm_features:
+        features = rms_norm(b, features, w, "input_norm", layer)
+    if spec.norm_each_feature:
+        count = len(spec.features)
+        parts = b.ops("Split", features, b.constant([spec.target_hidden] * count), outputs=count, axis=1)
+        normed = [rms_norm(b, part, w, f"fc_norm.{at}", layer) for at, part in enumerate(parts)]
+        features = b.op("Concat", *normed, axis=1)
+    b.output(names["states"], Linear.stored("fc", hidden)(b, features, w))
+    return b.model()
+
+
+def build_eagle3(
+    spec: Eagle3Spec, checkpoint: Checkpoint, *, dtype: str, capacity: int, attention: Lowering
+) -> ir.Model:
+    """Build the graph of ``contract.draft_head``.
+
+    Its logits are as wide as the target's; a token that the head does not know has -inf. Raises BadCheckpoint, by
+    name, for a tensor that is missing, unused, or of another shape than the config says, and for maps of the
+    vocabulary that do not hold together.
+    """
+    how, layer = STRATEGIES[attention], spec.layer
+    cache: CacheKind = "paged" if attention == "paged" else "linear"
+    names = spec.contract(capacity=capacity, dtype=dtype, cache=cache)
+    b = GraphBuilder("draft")
+    w = Weights(checkpoint, b, dtype)
+    given = {binding.name: b.input(binding) for binding in names.inputs}
+    prefix = _prefix(checkpoint)
+    with b.scope("place"):
+        attend = how.attention(b, layer, given, capacity=capacity, dtype=dtype)
+    with b.scope("embedding"):
+        table = w.stored(EMBEDDING, (layer.vocab, layer.hidden))
+        embedded = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
+    made: dict[str, ir.Value] = {}
+    stream = given["states"]
+    for at in range(layer.layers):
+        name = prefix if at == 0 else f"layers.{at}"
+        with b.scope(f"layers.{at}/attention"):
+            if at == 0:
+                state = rms_norm(b, stream, w, f"{name}.hidden_norm", layer)
+                word = rms_norm(b, embedded, w, f"{name}.input_layernorm", layer)
+                normed = b.op("Concat", word, state, axis=-1)
+                stream = state if spec.norm_residual else stream
+            else:
+                normed = rms_norm(b, stream, w, f"{name}.input_layernorm", layer)
+        stream, present = block(b, stream, normed, w, layer, given, how, attend, at, name)
+        made |= present
+    with b.scope("head"):
+        if not how.pick_early:
+            stream = how.pick(b, stream, given["score_rows"])
+        normed = rms_norm(b, stream, w, "norm", layer)
+        made["next_states"] = normed if spec.norm_fed_back else stream
+        logits = Linear.stored("lm_head", spec.draft_vocab)(b, normed, w)
+        ids = target_ids(checkpoint, spec)
+        made["logits"] = logits if ids is None else _spread(b, logits, ids, layer.vocab, dtype)
+    for binding in names.outputs:
+        b.output(binding, made[binding.name])
+    w.skip("d2t", "t2d", *_fusing(spec))
+    w.finish()
+    model = b.model(how.functions(layer))
+    for change in how.passes:
+        change(model)
+    return model
+
+
+def _spread(b: GraphBuilder, logits: ir.Value, ids: npt.NDArray[np.int64], vocab: int, dtype: str) -> ir.Value:
+    """[batch, rows, draft vocabulary] to [batch, rows, vocab]: -inf for a token that the head does not know."""
+    place, barred = np.zeros(vocab, np.int64), np.full(vocab, float("-inf"))
+    place[ids], barred[ids] = np.arange(len(ids)), 0
+    return b.op("Add", b.op("Gather", logits, b.constant(place), axis=2), b.constant(barred, dtype))
+
+
+def _fusing(spec: Eagle3Spec) -> list[str]:
+    """The tensors that ``build_fuse`` reads."""
+    each = [f"fc_norm.{at}.weight" for at in range(len(spec.features))] if spec.norm_each_feature else []
+    return ["fc.weight", *(["input_norm.weight"] if spec.norm_features else []), *each]
+
+
+def _prefix(checkpoint: Checkpoint) -> str:
+    """What the first layer's tensors are called: SafeAILab and SpecForge write ``midlayer``."""
+    if any(name.startswith("midlayer.") for name in checkpoint.tensors):
+        return "midlayer"
+    if any(name.startswith("layers.0.") for name in checkpoint.tensors):
+        return "layers.0"
+    raise BadCheckpoint(
+        f"{checkpoint.folder}: an EAGLE-3 head should hold tensors 'layers.0.*' or 'midlayer.*', it holds neither"
+    )

@@ -1,0 +1,120 @@
+"""The graphs of an EAGLE-3 head against its definition: several drafted tokens, and another round behind them.
+
+One step proves little: a wrong state fed back, a map of the vocabulary taken for ids or a lost cache show from the
+second on.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandemrt.engines import contract
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.model.builder import save_model
+from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
+from tandemrt.export.model.lowerings import Lowering
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+from tests.eagle3 import Definition, Head
+
+CAPACITY, VOCAB, STEPS = 40, 61, 4
+TARGET = {
+    "model_type": "qwen3",
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+}
+PLAIN = Head(vocab=VOCAB, hidden=32, target_layers=8, draft_vocab=37, features=(2, 4, 5))
+HEADS = {
+    "plain": PLAIN,
+    "the names of SafeAILab": replace(PLAIN, flat=True),
+    "its residual normed": replace(PLAIN, norm_before_residual=True),
+    "the normed state fed back": replace(PLAIN, norm_output=True),
+    "features normed as one, the whole vocabulary": replace(PLAIN, norm_before_fc=True, draft_vocab=VOCAB),
+    "three layers of qwen3, each feature normed": replace(
+        PLAIN, layers=3, family="qwen3", fc_norm=True, norm_output=True, norm_before_residual=True
+    ),
+    "two layers, four features": replace(PLAIN, layers=2, features=(7, 0, 3, 1)),
+    "heads of an odd size": replace(PLAIN, head_dim=8, heads=2, kv_heads=1),
+}
+
+
+class Exported:
+    """The graphs of a head on onnxruntime, for one text."""
+
+    def __init__(self, folder: Path, attention: Lowering = "grouped") -> None:
+        checkpoint = Checkpoint.open(folder)
+        spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET))
+        self.hidden, self.vocab = spec.layer.hidden, spec.vocab
+        save_model(build_fuse(spec, checkpoint, dtype="float32"), folder / "fuse.onnx")
+        graph = build_eagle3(spec, checkpoint, dtype="float32", capacity=CAPACITY, attention=attention)
+        save_model(graph, folder / "head.onnx")
+        fusing = contract.fuse(features=spec.feature_width, hidden=self.hidden, dtype="float32")
+        self._fuse = OnnxRuntimeEngine.open(folder / "fuse.onnx", fusing, threads=1)
+        bindings = spec.contract(capacity=CAPACITY, dtype="float32")
+        self._head = OnnxRuntimeEngine.open(folder / "head.onnx", bindings, threads=1)
+        self.caches = {b.name: torch.full(b.resolve({"batch": 1}), 3e4) for b in bindings.inputs if "past" in b.name}
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        states = torch.empty(len(features), self.hidden)
+        self._fuse.bind({"features": features, "states": states}).run()
+        return states
+
+    def __call__(
+        self, tokens: torch.Tensor, states: torch.Tensor, begin: int, row: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed pairs from place ``begin`` on; logits and state of one ``row``, of none as a prompt does."""
+        rows = torch.tensor([[] if row is None else [row]], dtype=torch.int64)
+        logits, fed_back = (torch.empty(1, rows.shape[1], width) for width in (self.vocab, self.hidden))
+        given = {"token_ids": tokens[None], "states": states[None], "write_index": torch.tensor([begin])}
+        made = {"logits": logits, "next_states": fed_back}
+        self._head.bind({**given, "score_rows": rows, **made, **self.caches}).run()
+        return logits[0], fed_back[0]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_rounds_of_drafted_tokens_are_those_of_the_definition(tmp_path: Path, name: str) -> None:
+    head = HEADS[name]
+    weights = head.weights()
+    exported, defined = Exported(head.save(tmp_path, weights)), Definition(head, weights)
+    if name == "heads of an odd size":
+        exported = Exported(tmp_path, "length")
+    draw = torch.Generator().manual_seed(5)
+    text = torch.randint(VOCAB, (24,), generator=draw)
+    features = torch.randn(24, len(head.features) * 32, generator=draw)
+    ids = torch.arange(VOCAB) if head.draft_vocab == VOCAB else weights["d2t"] + torch.arange(head.draft_vocab)
+    unknown = [token for token in range(VOCAB) if token not in ids]
+    states = defined.fuse(features)
+    torch.testing.assert_close(exported.fuse(features), states, atol=1e-5, rtol=1e-4)
+    exported(text[1:10], states[:9], 0, None)  # a prompt, in a call of its own
+    defined(text[1:10], states[:9])
+    begin = 9
+    for accepted in (3, 1, 4):  # tokens that a round makes certain; behind them stands what it will overwrite
+        end = begin + accepted
+        padded = torch.cat([text[begin + 1 : end + 1], torch.zeros(2, dtype=torch.int64)])
+        found, state = exported(padded, states[begin : end + 2], begin, accepted - 1)
+        defined.keep(begin)
+        expected, fed_back = (each[-1:] for each in defined(text[begin + 1 : end + 1], states[begin:end]))
+        for step in range(STEPS):
+            torch.testing.assert_close(found[:, ids], expected, atol=1e-4, rtol=1e-4)
+            assert found[:, unknown].isneginf().all()
+            token = ids[expected.argmax(-1)]
+            if step < STEPS - 1:
+                found, state = exported(token, state, end + step, 0)
+                expected, fed_back = defined(token, fed_back)
+        begin = end
+
+
+def test_a_head_without_an_embedding_needs_the_targets_beside_it(tmp_path: Path) -> None:
+    head = replace(PLAIN, own_embedding=False)
+    with pytest.raises(BadCheckpoint, match=r"'embed_tokens\.weight' is missing"):
+        Exported(head.save(tmp_path))

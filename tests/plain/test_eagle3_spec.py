@@ -1,0 +1,147 @@
+"""What an EAGLE-3 checkpoint may say, and what is refused before anything is built."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.eagle3 import Eagle3Spec, target_ids
+from tandemrt.export.read.spec import ModelSpec
+from tests.eagle3 import Head
+
+HEAD = Head(vocab=50, hidden=32, target_layers=8, draft_vocab=20, features=(2, 4, 5))
+TARGET = ModelSpec.from_hf(
+    {
+        "model_type": "llama",
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 64,
+    }
+)
+
+
+def read(config: dict[str, Any], *, layer: dict[str, Any] | None = None, **options: Any) -> Eagle3Spec:
+    inner = config.get("transformer_layer_config", config)
+    return Eagle3Spec.from_hf(
+        config | ({"transformer_layer_config": inner | layer} if layer else {}), TARGET, **options
+    )
+
+
+def test_both_forms_of_config_say_the_same() -> None:
+    flat = replace(HEAD, flat=True)
+    assert read(flat.config()) == read(HEAD.config())
+    assert read(HEAD.config()).features == (2, 4, 5)
+
+
+def test_what_speculators_and_modelopt_write_beside_it_is_known() -> None:
+    package = {
+        "auto_map": {"": "config.Eagle3SpeculatorConfig"},
+        "dtype": "bfloat16",
+        "embed_requires_grad": False,
+        "speculators_config": {"algorithm": "eagle3"},
+        "speculators_version": "0.9.0",
+        "target_hidden_size": None,
+        "tie_word_embeddings": False,
+        "transformers_version": "5.19.0",
+    }
+    assert read(HEAD.config() | package) == read(HEAD.config())
+    modelopt = {"use_aux_hidden_state": True, "use_last_layernorm": True, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
+    assert read(replace(HEAD, flat=True).config() | {"eagle_config": modelopt}) == read(HEAD.config())
+
+
+@pytest.mark.parametrize(("layers", "ids"), [(32, (2, 16, 29)), (36, (2, 18, 33)), (28, (2, 14, 25)), (8, (2, 4, 5))])
+def test_layers_that_are_not_named_are_the_published_default(layers: int, ids: tuple[int, ...]) -> None:
+    config = HEAD.config() | {"eagle_aux_hidden_state_layer_ids": None}
+    spec = Eagle3Spec.from_hf(config, replace(TARGET, layers=layers, sliding_layers=(False,) * layers))
+    assert spec.features == ids
+
+
+def test_a_sliding_window_bounds_the_text_instead() -> None:
+    slides = {"layer_types": ["sliding_attention"], "sliding_window": 40, "use_sliding_window": True}
+    assert read(HEAD.config(), layer=slides).reach == 40
+    assert read(HEAD.config(), layer={"sliding_window": 2048, "layer_types": ["full_attention"]}).reach is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "layer", "message"),
+    [
+        ({}, {"vocab_size": 60}, "vocab_size should be the target's, 50, it is 60; choose a head"),
+        ({"target_hidden_size": 64}, {}, "target_hidden_size should be the target's hidden_size, 32, it is 64"),
+        ({"draft_vocab_size": 51}, {}, "draft_vocab_size should be at most the target's vocab_size, 50, it is 51"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, {}, "different layers of the target by their inputs, 0..7"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 2]}, {}, "it is [2, 2]"),
+        ({"eagle_aux_hidden_state_layer_ids": "2"}, {}, "should be a list of layers, it is '2'"),
+        ({"eagle_aux_hidden_state_layer_ids": [-1, 4]}, {}, "0..7"),
+        ({"speculators_model_type": "dflash"}, {}, "speculators_model_type is 'dflash', which the exporter does not"),
+        ({"transformer_layer_config": 3}, None, "transformer_layer_config should be an object, it is 3"),
+        ({"norm_after_fc": True}, {}, "does not know the field(s) 'norm_after_fc'"),
+        ({}, {"model_type": "gemma3"}, "architectures should be one of"),
+        ({}, {"layer_types": ["sliding_attention"]}, "sliding_window should be a whole number, it is None"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(changes: Any, layer: Any, message: str) -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        read(HEAD.config() | changes, layer=layer)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_output": True}, "norm_output is True: in SpecForge it says that a norm stands in front of lm_head"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True, which the exporter does not"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2], "depth": 3}}, "the field(s) 'depth'"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "for an EAGLE-3 head, it is"),
+        ({"mask_token_id": 3}, "the field(s) 'mask_token_id'"),
+    ],
+)
+def test_flat_configs_that_mean_something_else_are_refused(changes: Any, message: str) -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        read(replace(HEAD, flat=True).config() | changes)
+    assert message in str(caught.value)
+
+
+def test_somebody_may_vouch_for_norm_output() -> None:
+    flat = replace(HEAD, flat=True).config()
+    assert read(flat | {"norm_output": True}, ignored=["norm_output"]) == read(flat)
+
+
+def test_a_target_of_few_layers_needs_them_named() -> None:
+    config = HEAD.config() | {"eagle_aux_hidden_state_layer_ids": None}
+    with pytest.raises(BadCheckpoint, match="must be given for a target of 6 layers"):
+        Eagle3Spec.from_hf(config, replace(TARGET, layers=6, sliding_layers=(False,) * 6))
+
+
+def test_the_map_gives_the_targets_ids(tmp_path: Path) -> None:
+    weights = HEAD.weights()
+    found = target_ids(Checkpoint.open(HEAD.save(tmp_path, weights)), read(HEAD.config()))
+    assert found is not None
+    np.testing.assert_array_equal(np.flatnonzero(weights["t2d"]), found)
+
+
+@pytest.mark.parametrize(
+    ("d2t", "message"),
+    [
+        (None, "tensor 'd2t' is missing: a head of 20 tokens needs it"),
+        (torch.full((20,), 40), "must be ids of the target, 0..49; d2t holds offsets, not ids; it gives 50"),
+        (-torch.arange(20), "another id for every token of the draft; 0 comes twice"),
+        (torch.zeros(20, dtype=torch.int64), "t2d must be true where i + d2t[i] points"),
+        (torch.zeros(21, dtype=torch.int64), "tensor 'd2t' should be int64 or int32[20], it is int64[21]"),
+    ],
+)
+def test_maps_that_do_not_hold_together_are_refused(tmp_path: Path, d2t: torch.Tensor | None, message: str) -> None:
+    weights = {name: each for name, each in HEAD.weights().items() if name != "d2t"} | (
+        {} if d2t is None else {"d2t": d2t}
+    )
+    with pytest.raises(BadCheckpoint) as caught:
+        target_ids(Checkpoint.open(HEAD.save(tmp_path, weights)), read(HEAD.config()))
+    assert message in str(caught.value)
