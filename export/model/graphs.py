@@ -15,6 +15,7 @@ from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.recipe import Eagle3Draft, ModelDraft, PardDraft, Recipe, Target
+from tandemrt.engines.tensorrt.recipe import TensorRtRtx
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.eagle3 import EMBEDDING, build_eagle3, build_fuse
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
@@ -26,6 +27,8 @@ from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.plugins.operators import HEAD_DIMS
+
+FLOAT8_FROM = 8.9  # the first compute capability that has it
 
 
 @dataclass(frozen=True)
@@ -183,12 +186,26 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
 
 
 def _require_products(model: Model, recipe: Recipe) -> None:
+    """Raise BadRecipe unless the backend has products for a checkpoint that comes quantized."""
     found = read_quantization(model.source.config, model.source.folder)
-    if found is not None and recipe.backend.name != "onnxruntime-cpu":
-        rule = f"a checkpoint that comes quantized ({found.method}) needs backend.name 'onnxruntime-cpu'"
+    backend = recipe.backend
+    if found is None or backend.name == "onnxruntime-cpu":
+        return
+    what = f"{model.role}.checkpoint: a checkpoint that comes quantized ({found.method})"
+    if not isinstance(backend, TensorRtRtx):
         raise BadRecipe(
-            f"{model.role}.checkpoint: {rule}; got {recipe.backend.name!r}, which has no products for it yet; choose "
-            "that backend, or the checkpoint that is not quantized"
+            f"{what} needs backend.name 'onnxruntime-cpu' or 'tensorrt-rtx'; got {backend.name!r}, which has no "
+            "products for it yet; choose one of these, or the checkpoint that is not quantized"
+        )
+    if any(scheme.weight != "float8_e4m3fn" or scheme.inputs == "token" for _, scheme in found.rules):
+        raise BadRecipe(
+            f"{what} needs weights in float8 and inputs that are whole, or have static scales, for backend.name "
+            "'tensorrt-rtx'; choose 'onnxruntime-cpu', or a checkpoint quantized so"
+        )
+    if without := [each for each in backend.compute_capabilities if float(each) < FLOAT8_FROM]:
+        raise BadRecipe(
+            f"{what} in float8 needs compute capability {FLOAT8_FROM} or later; got {', '.join(without)} in "
+            "backend.compute_capabilities; drop it, or choose the checkpoint that is not quantized"
         )
 
 
