@@ -4,7 +4,7 @@ Recipe and manifest, TensorRT's profiles, what an opened engine must take, the c
 check`` derive from it. Sizes are named by the symbols of engines/contract.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from tandemrt.engines.contract import CacheKind
@@ -79,15 +79,15 @@ def buckets(slots: int) -> list[int]:
     return sorted({bucket(rows, slots) for rows in range(1, slots + 1)})
 
 
-def rounds(slots: int, window_of: Callable[[int], int]) -> list[Shape]:
-    """Every shape that rounds of requests without a window of their own have; ``window_of`` so many of them.
+def rounds(slots: int, windows_of: Callable[[int], Iterable[int]]) -> list[Shape]:
+    """Every shape that rounds of requests without a window of their own have; ``windows_of`` so many of them.
 
     Few requests may sit in high slots, so a large batch goes with the window of a small number as well.
     """
     return [
         Shape(batch, window)
         for batch in buckets(slots)
-        for window in sorted({window_of(live) for live in range(1, batch + 1)})
+        for window in sorted({window for live in range(1, batch + 1) for window in windows_of(live)})
     ]
 
 

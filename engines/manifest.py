@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from tandemrt.engines.calls import capacity, longest_chunk
+from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.decoder import Decoder
 from tandemrt.engines.digest import holds_weights
@@ -77,12 +77,17 @@ class Markers(Record):
 
 
 class Draft(Record):
-    """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only, the mask token for ``pard``."""
+    """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only, the mask token for ``pard``.
+
+    ``sampling`` and ``greedy_below`` are what SamplingParams.draft_sampling and draft_greedy_below are by default.
+    """
 
     kind: Literal["model", "eagle3", "pard", "ngram", "none"]
     mask_token: TokenId | None = None
     ngram_min: Count | None = None
     ngram_max: Count | None = None
+    sampling: Literal["greedy"] | None = None
+    greedy_below: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
 
     @model_validator(mode="after")
     def _bounds_of_ngrams(self) -> "Draft":
@@ -235,6 +240,10 @@ class Manifest(Record):
             raise refuse(f"kernels must be among files; got {quoted(strangers[0])}")
         if self.valid_tokens > self.vocab:
             raise refuse(f"valid_tokens must not exceed vocab {quoted(self.vocab)}; got {quoted(self.valid_tokens)}")
+        room = capacity(self.limits.length, slack(self.draft.kind, self.limits.window))
+        if self.limits.capacity < room:
+            rule = f"limits.capacity must be at least {quoted(room)} for draft.kind {self.draft.kind!r}"
+            raise refuse(f"{rule}; got {quoted(self.limits.capacity)}")
         if self.draft.mask_token is not None and self.draft.mask_token >= self.vocab:
             rule = f"draft.mask_token must be below vocab {quoted(self.vocab)}"
             raise refuse(f"{rule}; got {quoted(self.draft.mask_token)}")

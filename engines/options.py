@@ -132,9 +132,19 @@ class RuntimeOptions(Section):
         description="drafted tokens per round, at most the bundle's (the default), 0: no speculation; or a table, "
         "1:4,33:2: from so many running requests on, so many tokens",
     )
+    adaptive_window: bool = Field(
+        default=False,
+        description="let the window follow what is accepted and what a drafted token costs, from 0 to what window "
+        "says; no text changes",
+    )
     overlap: bool | None = Field(
         default=None,
         description="run the target while the host commits and fills, the tokens are the same; default: on a GPU",
+    )
+    forced_drafts: bool | None = Field(
+        default=None,
+        description="draft, without a model, what a grammar, a marker or a forced end leaves no choice about; rounds "
+        "that may have such tokens run without overlap; default: where nothing overlaps",
     )
     threads: Annotated[int, AfterValidator(_threads)] | None = Field(
         default=None, description="CPU threads per engine; default: one per core"
@@ -261,7 +271,9 @@ class ServedOptions(TypedDict, total=False):
     """The keywords of RuntimeOptions for a model in a server, which says itself where an instance runs."""
 
     window: Window | None
+    adaptive_window: bool
     overlap: bool | None
+    forced_drafts: bool | None
     threads: int | None
     queue_limit: int
     grammar_timeout_s: float

@@ -23,7 +23,7 @@ Number = Annotated[float, BeforeValidator(_no_text_or_truth)]
 Bias = Annotated[Number, Field(ge=-100.0, le=100.0)]
 Text = Annotated[str, Field(strict=True, min_length=1)]  # bytes are no text
 MOST_BIASES = 1024  # tokens that one request may bias
-MOST_STOPS = 256  # stop strings of one request
+MOST_STOPS = 256  # stop strings of one request, and its bad words
 MOST_STOP_CHARACTERS = 8192  # of all of them together
 MOST_TOKEN_IDS = 1 << 18  # in one list: no vocabulary has more
 
@@ -50,15 +50,27 @@ def _few(value: Any) -> Any:
 TokenIds = Annotated[tuple[Token, ...], BeforeValidator(_few)]
 
 
-def _listed(value: Any) -> Any:
+def _texts(value: Any, what: str) -> Any:
     listed = (value,) if isinstance(value, str) else value
     if isinstance(listed, list | tuple):
         if len(listed) > MOST_STOPS:
-            raise refuse(f"at most {MOST_STOPS} strings may stop a text; got {len(listed)}")
+            raise refuse(f"at most {MOST_STOPS} strings may {what}; got {len(listed)}")
         characters = sum(len(each) for each in listed if isinstance(each, str))
         if characters > MOST_STOP_CHARACTERS:
-            raise refuse(f"at most {MOST_STOP_CHARACTERS} characters may stop a text in all; got {characters}")
+            raise refuse(f"at most {MOST_STOP_CHARACTERS} characters may {what} in all; got {characters}")
     return listed
+
+
+def _listed(value: Any) -> Any:
+    return _texts(value, "stop a text")
+
+
+def _bad_words(value: Any) -> Any:
+    return () if value == "" else _texts(value, "be kept out of a text")
+
+
+def _not_asked(value: Any) -> Any:
+    return None if value is False else value  # as OpenAI's clients say that they want none
 
 
 def _validated_anew(value: Any) -> Any:
@@ -75,6 +87,10 @@ class SamplingParams(Section):
     after ``temperature``, then ``top_k``, ``top_p`` over what is left, then ``min_p`` relative to the largest
     probability; temperature 0 takes the largest logit. The same seed gives the same text whatever is drafted under
     ``rule="coupled"``; ``"rejection"`` keeps the law, not the text per seed.
+
+    A draft model draws its tokens as the rule has it (``draft_sampling``): ``"coupled"`` to the target's own noise, or
+    ``"probabilistic"``, with noise of its own and its probabilities kept, under ``"rejection"``. With ``"greedy"``, and
+    below the temperature ``draft_greedy_below``, it takes its likeliest token, under either rule.
     """
 
     model_config = ConfigDict(strict=False)  # lists for tuples; numbers are strict where it matters
@@ -99,13 +115,22 @@ class SamplingParams(Section):
     ignore_eos: StrictBool = False
     allowed_token_ids: TokenIds | None = None
     banned_token_ids: TokenIds = ()
+    bad_words: Annotated[tuple[Text, ...], BeforeValidator(_bad_words)] = ()
 
     thinking_token_budget: Annotated[int, Field(strict=True, ge=-1, lt=2**63)] | None = None  # -1 and None: no budget
     structured_outputs: Annotated["StructuredOutputs | None", BeforeValidator(_validated_anew)] = None
 
+    # Of each token of the output, and of so many likeliest ones beside it; None: of none.
+    logprobs: Annotated[Annotated[int, Field(strict=True, ge=0, le=20)] | None, BeforeValidator(_not_asked)] = None
+    logprobs_law: Literal["sampled", "raw"] = "sampled"
+
+    priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] = 0  # in the queue; lower comes first
+
     cache_salt: Text | None = None  # only requests with the same salt reuse each other's keys and values
 
     rule: Literal["coupled", "rejection"] = "coupled"
+    draft_sampling: Literal["greedy", "probabilistic", "coupled"] | None = None  # None: the bundle's
+    draft_greedy_below: Number | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)  # a temperature
     window: Count | None = None  # drafted tokens per round, at most the engine's; 0 switches speculation off
     timeout_s: Number | None = Field(None, gt=0.0, allow_inf_nan=False)  # from the call to the last token
 
@@ -138,6 +163,12 @@ class SamplingParams(Section):
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             most, least = quoted(self.max_tokens), quoted(self.min_tokens)
             raise refuse(f"min_tokens must be at most max_tokens ({most}); got {least}")
+        drawn = {"coupled": "coupled", "rejection": "probabilistic"}[self.rule]
+        if self.draft_sampling not in (None, "greedy", drawn):
+            raise refuse(
+                f"draft_sampling must be greedy or {drawn} under the rule {self.rule}; got {self.draft_sampling}. "
+                "Leave it out, or choose the other rule"
+            )
         if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.banned_token_ids):
             raise refuse("allowed_token_ids must leave a token that banned_token_ids does not ban")
         return self

@@ -60,11 +60,17 @@ class Target(_WithCheckpoint):
 
 
 class ModelDraft(_WithCheckpoint):
-    """A smaller model of the same vocabulary drafts. ``dtype`` None means the target's."""
+    """A smaller model of the same vocabulary drafts. ``dtype`` None means the target's.
+
+    ``sampling`` "greedy": its likeliest tokens, whatever the temperature; None: drawn as a request's rule has it.
+    ``greedy_below``: the same for requests of a lower temperature.
+    """
 
     kind: Literal["model"]
     dtype: Dtype | None = None
     window: Window = 4
+    sampling: Literal["greedy"] | None = None
+    greedy_below: Annotated[float, Field(strict=False, ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
 
 
 class Eagle3Draft(_WithCheckpoint):
@@ -99,13 +105,10 @@ class NgramDraft(Section):
 
 
 class NoDraft(Section):
-    """Plain decoding."""
+    """No model drafts: tokens that a constraint forces, at most ``window`` in a round; 0: plain decoding."""
 
     kind: Literal["none"]
-
-    @property
-    def window(self) -> int:
-        return 0
+    window: Annotated[int, Field(ge=0, le=16)] = 4
 
 
 class Reasoning(Section):
@@ -223,7 +226,7 @@ class Recipe(Section):
         None when neither drafts.
         """
         if isinstance(self.draft, Eagle3Draft):
-            return "float32" if self.target.dtype == "int8" else self.target.dtype
+            return "float32" if self.target.dtype in QUANTIZED else self.target.dtype
         return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft | PardDraft) else None
 
     @property

@@ -51,6 +51,7 @@ OUTPUTS = (
     _scalar("constraint_error", "BYTES", "how the finished text failed the check of validate_output, if it did"),
     _scalar("seed", "UINT64", "the seed that was used; on the last response"),
     _scalar("speculation", "BYTES", "how drafting went, in the shape load tools read; on the last one", is_json=True),
+    _scalar("logprobs", "BYTES", "of all tokens, if asked for: token, logprob, top; on the last one", is_json=True),
 )
 
 PROMPTS = (
@@ -93,18 +94,14 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "length_penalty": (1,),
-    "bad_words": ("", []),
-    "logprobs": (0,),
     "top_logprobs": (0,),
     "prompt_logprobs": (0,),
     "return_log_probs": (False,),
-    "return_logprobs": (False,),
     "return_cumulative_logprob": (False,),
     "return_context_logits": (False,),
     "return_generation_logits": (False,),
     "return_kv_cache_reuse_stats": (False,),
     "return_perf_metrics": (False,),
-    "priority": (0,),
     "detokenize": (True,),
     "spaces_between_special_tokens": (True, False),  # no tokenizer that spells bytes puts any there
 }

@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -27,6 +27,7 @@ class Vocabulary:
     tokens: tuple[bytes, ...] = field(repr=False)
     special: frozenset[int] = field(repr=False)  # control tokens: in the tokenizer, but not text
     valid_tokens: int  # ids from here on are padding of the logits
+    encode: Callable[[str], list[int]] | None = field(default=None, repr=False)  # the tokenizer's own, plain text
 
     @cached_property
     def digest(self) -> str:
@@ -35,6 +36,22 @@ class Vocabulary:
         for token in self.tokens:
             digest.update(len(token).to_bytes(4, "little") + token)
         return digest.hexdigest()
+
+    def spelling(self, text: bytes) -> list[int]:
+        """Tokens that spell ``text`` as the tokenizer would, which is how a model was taught to; else longest first."""
+        return list(self._spellings(text))
+
+    @cached_property
+    def _spellings(self) -> Callable[[bytes], tuple[int, ...]]:
+        return lru_cache(maxsize=1024)(self._spelled)  # grammars ask for the same few texts again and again
+
+    def _spelled(self, text: bytes) -> tuple[int, ...]:
+        try:
+            found = self.encode(text.decode()) if self.encode else []
+        except UnicodeDecodeError:  # it ends inside a character
+            found = []
+        spelled = b"".join(self.tokens[token] for token in found) == text
+        return tuple(found if found and spelled else self.longest_first(text))
 
     @cached_property
     def derived(self) -> dict[Any, Any]:
@@ -144,7 +161,11 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[s
             tokens[index] = _spell_added(spell, text)
         elif index not in special:
             tokens[index] = spell(text)
-    return Vocabulary(tuple(tokens), special, valid_tokens)
+
+    def encode(text: str) -> list[int]:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+
+    return Vocabulary(tuple(tokens), special, valid_tokens, encode)
 
 
 def _spell_added(spell: Callable[[str], bytes], text: str) -> bytes:

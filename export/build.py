@@ -13,12 +13,13 @@ from tandemrt.engines.dtypes import BITS, QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
-from tandemrt.engines.recipe import NgramDraft, PardDraft, Recipe
+from tandemrt.engines.recipe import ModelDraft, NgramDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
-from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph, is_cut
+from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
 from tandemrt.export.model.eagle3 import EMBEDDING
 from tandemrt.export.model.graphs import DraftHead, Model, Models, graphs, mask_token, open_models
+from tandemrt.export.model.lowerings import attention_of
 from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.writer import copied, write_safetensors
@@ -220,6 +221,8 @@ def _draft(recipe: Recipe, models: Models) -> Draft:
         return Draft(kind="pard", mask_token=mask_token(models[-1].source))
     if isinstance(recipe.draft, NgramDraft):
         return Draft(kind="ngram", ngram_min=recipe.draft.ngram_min, ngram_max=recipe.draft.ngram_max)
+    if isinstance(recipe.draft, ModelDraft):
+        return Draft(kind="model", sampling=recipe.draft.sampling, greedy_below=recipe.draft.greedy_below)
     return Draft(kind=recipe.draft.kind)
 
 

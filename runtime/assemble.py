@@ -34,8 +34,15 @@ from tandemrt.runtime.round.windows import Windows
 def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
     """Open ``bundle`` and allocate all that its rounds need. The options must fit its limits."""
     limits = bundle.limits
-    windows = Windows(options.window, limits.window)
     where = _device(bundle, options.device)
+    overlap = where.type == "cuda" if options.overlap is None else options.overlap
+    windows = Windows(
+        options.window,
+        limits.window,
+        forced=not overlap if options.forced_drafts is None else options.forced_drafts,
+        drafts=bundle.draft.kind != "none",
+        adaptive=options.adaptive_window,
+    )
     require_implied(bundle.manifest)
     require_memory(bundle, options, where)
     clock = Clock(where)
@@ -72,7 +79,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
             slots=limits.batch,
             prefill_chunk=limits.prefill_chunk,
             prefill_chunk_beside=limits.prefill_chunk if options.prefill_chunk is None else options.prefill_chunk,
-            overlap=where.type == "cuda" if options.overlap is None else options.overlap,
+            overlap=overlap,
         )
 
 

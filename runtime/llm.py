@@ -70,7 +70,7 @@ class LLM:
             self.tokenizer,
             vocabulary,
             asked,
-            window=loop.drafter.window,
+            window=loop.windows.largest,
         )
         self.recorder = None if self._trace is None else Recorder()
         self._metrics = loop.metrics

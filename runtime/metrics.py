@@ -24,6 +24,7 @@ class Metrics:
     drafted: int = 0  # proposed tokens of live requests
     evaluated: int = 0  # of those, verified
     cut_drafts: int = 0  # of those, not verified: a constraint refused them
+    forced_drafts: int = 0  # of those verified, drafted by a constraint because nothing else may follow
     emitted: int = 0  # tokens that verification decided for live requests
     kept: int = 0  # of those, in a text
     steps: int = 0  # windows verified: a round counts once per request that drafted

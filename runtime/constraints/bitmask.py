@@ -14,6 +14,15 @@ def allows(row: np.ndarray, token: int) -> bool:
     return 0 <= token < 32 * row.size and bool((int(row[token >> 5]) >> (token & 31)) & 1)
 
 
+def only(row: np.ndarray) -> int | None:
+    """The one token that an int32[words] row allows; None if it allows another number of them."""
+    words = np.flatnonzero(row)
+    if len(words) != 1:
+        return None
+    bits = int(row.view(np.uint32)[words[0]])
+    return None if bits & (bits - 1) else 32 * int(words[0]) + bits.bit_length() - 1
+
+
 def base_row(vocab_size: int, valid_tokens: int, banned: Iterable[int], allowed: Iterable[int] | None) -> np.ndarray:
     """An int32[words] row of the ids below ``valid_tokens`` that are not banned and, given a list, are in it."""
     bits = np.zeros(32 * mask_words(vocab_size), bool)

@@ -14,6 +14,7 @@ import numpy as np
 from tandemrt.engines.contract import mask_words
 from tandemrt.engines.errors import BadRequest, InternalError, quoted
 from tandemrt.runtime.constraints import bitmask
+from tandemrt.runtime.constraints.bad_words import ROOT, BadWords
 from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.constraints.phases import Grammar, Kind, Phase, Phases, Refused, State, Told
 from tandemrt.runtime.constraints.thinking import ThinkingRule
@@ -35,6 +36,18 @@ class Piece:
     def emitted(self) -> int:
         """How many emitted tokens begin here."""
         return len(self.tokens) - len(self.inner)
+
+
+class Filled(NamedTuple):
+    """What is worth verifying of a window.
+
+    Attributes:
+        tokens: drafted tokens, up to the first one that its own row refuses or that ends the request.
+        forced: which of them, by index, follow from the constraint and not from the draft.
+    """
+
+    tokens: list[int]
+    forced: list[int]
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,7 @@ class Constraint:
         grammar: a fresh grammar for the answer; this object owns it from now on.
         min_tokens: stop tokens are forbidden before so many tokens are out.
         max_tokens: the request ends with ``length`` after so many tokens.
+        bad_words: texts that reasoning and answer must not hold, or None. A word that begins in the prompt is none.
         banned, allowed: token ids. Neither touches a forced end, which is emitted whole.
         valid_tokens: ids from here on are padding of the logits and always forbidden; None: there is no padding.
 
@@ -89,6 +103,7 @@ class Constraint:
         banned: Iterable[int] = (),
         allowed: Iterable[int] | None = None,
         valid_tokens: int | None = None,
+        bad_words: BadWords | None = None,
     ) -> None:
         valid = vocab_size if valid_tokens is None else valid_tokens
         if not 0 < valid <= vocab_size:
@@ -104,6 +119,7 @@ class Constraint:
         self._words = mask_words(vocab_size)
         self._phases = Phases(base, stops, thinking, grammar, min_tokens, max_tokens)
         self._state = self._phases.start(prompt)
+        self._bad_words, self._bad_node = bad_words, ROOT
         self._held: tuple[_Held, ...] = ()  # what is out and has no certain role
         self._empty_after: tuple[int, ...] | None = None  # the draft prefix that the last fill saw nothing follow
 
@@ -146,39 +162,79 @@ class Constraint:
         """Whether no token at all may follow; ``commit([])`` then ends the request."""
         row = np.empty(self._words, np.int32)
         self._phases.write_row(self._state, row)
+        self._forbid_words(self._state, self._bad_node, row)
         return not row.any()
 
-    def fill(self, draft: Sequence[int], masks: MaskRows, first: int) -> int:
+    def may_force(self, tokens: int) -> bool:
+        """Whether ``forced`` is worth asking once ``tokens`` more tokens are committed."""
+        return self._phases.may_force(self._state, tokens)
+
+    def forced(self, most: int) -> list[int]:
+        """Up to ``most`` tokens that spell what must follow the committed ones; leaves no trace.
+
+        What the grammar, a marker or a forced end goes on with, whatever the model says; none where it has a choice.
+        Other tokens may spell the same, so they are drafted and verified like any others.
+        """
+        found: list[int] = []
+        state = self._state
+        try:
+            while len(found) < most and (tokens := self._phases.forced(state)):
+                for token in tokens[: most - len(found)]:
+                    state, _ = self._phases.step(state, token)
+                    found.append(token)
+        except Refused:
+            pass  # a banned token, say: what spells the text otherwise is the model's choice
+        finally:
+            self._phases.undo()
+        return found
+
+    def fill(
+        self, draft: Sequence[int], masks: MaskRows, first: int, *, most: int = 0, overrule: bool = False
+    ) -> Filled:
         """Write the mask rows of a window and leave no trace.
 
         Args:
-            draft: K drafted tokens.
-            masks: row ``first + i`` becomes the state after the committed tokens and ``draft[:i]``. Of the K+1 rows
-                those behind a refused or an ending token are never read, and left as they are.
-
-        Returns:
-            How many drafted tokens are worth verifying: those before the first one that its own row refuses, and
-            none behind a token that ends the request.
+            draft: drafted tokens.
+            masks: row ``first + i`` becomes the state after the committed tokens and the first i tokens of the window.
+                Rows behind a refused or an ending token are never read, and left as they are.
+            most: in a window of up to so many tokens, one that must follow takes the place of a drafted one that its
+                row refuses, and of none; what was drafted behind another token falls away with it.
+            overrule: it also takes the place of a drafted one that its row allows. Whether a token was drafted or
+                forced then follows from those in front of it alone, as the rejection rule must have it.
         """
         self._empty_after = None
-        state, usable = self._state, 0
+        state, window = self._state, Filled([], [])
+        drafted, follows, node = list(map(int, draft)), list[int](), self._bad_node
         try:
             while state.phase is not Phase.DONE:
-                row = self._phases.shared_row(state)
+                at = len(window.tokens)
+                row = self._phases.shared_row(state) if self._bad_words is None else None
                 if row is not None:
-                    masks.share(first + usable, row)
+                    masks.share(first + at, row)
                 else:
-                    row = masks.own(first + usable)
+                    row = masks.own(first + at)
                     self._phases.write_row(state, row)
-                if usable == len(draft) or not bitmask.allows(row, int(draft[usable])):
+                    self._forbid_words(state, node, row)
+                token = drafted[at] if at < len(drafted) else None
+                refused = token is None or not bitmask.allows(row, token)
+                if at < most and (refused or overrule):
+                    follows = follows or self._phases.forced(state) or _single(row)
+                    if follows and bitmask.allows(row, follows[0]):
+                        if token != follows[0]:
+                            token, drafted = follows[0], drafted[:at]
+                        window.forced.append(at)
+                        refused = False
+                if token is None or refused:
                     if not row.any():
-                        self._empty_after = tuple(map(int, draft[:usable]))
+                        self._empty_after = tuple(window.tokens)
                     break
-                state, _ = self._phases.step(state, int(draft[usable]))
-                usable += 1
+                follows = follows[1:] if follows[:1] == [token] else []
+                state, _ = self._phases.step(state, token)
+                node = self._behind(node, token)
+                window.tokens.append(token)
         finally:
             self._phases.undo()
-        return usable
+        return window
 
     def commit(self, tokens: Sequence[int]) -> Commit:
         """Advance by emitted tokens; those behind the one that ends the request are dropped.
@@ -190,10 +246,13 @@ class Constraint:
         """
         state, scribe = self._state, _Scribe(self._phases, self._held)
         kept: list[int] = []
+        node = self._bad_node
         for token in map(int, tokens):
             if state.finish:
                 break
             try:
+                if self._completes_word(state, node, token):
+                    raise Refused
                 after, told = self._phases.step(state, token)
             except Refused:
                 self._phases.undo()
@@ -203,12 +262,13 @@ class Constraint:
                 ) from None
             scribe.write(token, after, told)
             kept.append(token)
-            state = after
+            state, node = after, self._behind(node, token)
         self._phases.keep()
         if state.finish is None and self._is_empty_after(kept):
             scribe.flush(state)
             state = state._replace(phase=Phase.DONE, finish="constraint")
         self._state, self._held, self._empty_after = state, tuple(scribe.held), None
+        self._bad_node = node
         return Commit(kept, state.finish, state.stop_token, scribe.pieces)
 
     def fork(self) -> "Constraint":
@@ -217,6 +277,18 @@ class Constraint:
         copy.__dict__.update(self.__dict__)
         copy._phases = self._phases.fork()
         return copy
+
+    def _forbid_words(self, state: State, node: int, row: np.ndarray) -> None:
+        if self._bad_words is not None and not self._phases.committed(state):
+            row &= self._bad_words.allowed(node)
+
+    def _completes_word(self, state: State, node: int, token: int) -> bool:
+        if self._bad_words is None or self._phases.committed(state):
+            return False
+        return not bitmask.allows(self._bad_words.allowed(node), token)
+
+    def _behind(self, node: int, token: int) -> int:
+        return node if self._bad_words is None else self._bad_words.step(node, token)
 
     def _is_empty_after(self, kept: list[int]) -> bool:
         if self._empty_after is not None:
@@ -235,44 +307,59 @@ class _Scribe:
     def __init__(self, phases: Phases, held: tuple[_Held, ...]) -> None:
         self._phases = phases
         self.held = list(held)
-        self.pieces: list[Piece] = []
+        self._told: list[tuple[Kind, list[_Held]]] = []
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [
+            Piece(kind, tuple(each.token for each in told), frozenset(at for at, each in enumerate(told) if each.inner))
+            for kind, told in self._told
+        ]
 
     def write(self, token: int, after: State, told: Iterable[Told]) -> None:
         if after.stop_token is None:
             self.held.append(_Held(token, False))
         for kind, left, cuts in told:
-            size = sum(len(self._phases.symbols(held.token)) for held in self.held) if left else 0
-            self._release(kind, size - left if left else None, cuts)
+            if left == 0:
+                self._release(kind, len(self.held))
+            else:
+                self._release(kind, self._until(left, cuts))
 
     def flush(self, state: State) -> None:
-        self._release(self._phases.plain_kind(state), None, cuts=False)
+        self._release(self._phases.plain_kind(state), len(self.held))
 
-    def _release(self, kind: Kind, size: int | None, cuts: bool) -> None:
-        """What spells the first ``size`` symbols is of this ``kind``; None: all."""
-        count = 0
-        while count < len(self.held) and (size is None or size > 0):  # a marker may have begun in the prompt
-            symbols = self._phases.symbols(self.held[count].token)
-            if size is not None and size < len(symbols):
-                if not cuts:
-                    break
-                self._cut(count, symbols, size)
-                continue
+    def _until(self, left: int, cuts: bool) -> int:
+        """How many of those held lie before the last ``left`` symbols; one that lies in part before them is cut."""
+        sizes = [len(self._phases.symbols(held.token)) for held in self.held]
+        size, count = sum(sizes) - left, 0  # below 0 where a marker began in the prompt
+        while size > 0 and size >= sizes[count]:
+            size -= sizes[count]
             count += 1
-            size = None if size is None else size - len(symbols)
+        if size <= 0 or not cuts:
+            return count
+        return count + self._cut(count, size)
+
+    def _release(self, kind: Kind, count: int) -> None:
         if not count:
             return
-        told, self.held = self.held[:count], self.held[count:]
-        if self.pieces and self.pieces[-1].kind == kind:
-            before = self.pieces.pop()
-            told = [_Held(token, at in before.inner) for at, token in enumerate(before.tokens)] + told
-        inner = frozenset(at for at, held in enumerate(told) if held.inner)
-        self.pieces.append(Piece(kind, tuple(held.token for held in told), inner))
+        if not self._told or self._told[-1][0] != kind:
+            self._told.append((kind, []))
+        self._told[-1][1].extend(self.held[:count])
+        del self.held[:count]
 
-    def _cut(self, index: int, symbols: Sequence[int], size: int) -> None:
-        """Replace a token by those that spell its first ``size`` symbols, and those that spell the others."""
-        parts = self._phases.spell(symbols[:size]) + self._phases.spell(symbols[size:])
-        inner = self.held[index].inner
+    def _cut(self, index: int, size: int) -> int:
+        """Replace a token by those that spell its first ``size`` symbols, as many as are returned, and the others."""
+        symbols, inner = self._phases.symbols(self.held[index].token), self.held[index].inner
+        first = self._phases.spell(symbols[:size])
+        parts = first + self._phases.spell(symbols[size:])
         self.held[index : index + 1] = [_Held(part, inner or at > 0) for at, part in enumerate(parts)]
+        return len(first)
+
+
+def _single(row: np.ndarray) -> list[int]:
+    """The token of a row that allows no other one."""
+    token = bitmask.only(row)
+    return [] if token is None else [token]
 
 
 def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:

@@ -172,6 +172,30 @@ class Phases:
         last = told[-1]._replace(left=0)
         return after._replace(length=length, phase=Phase.DONE, finish=after.finish or "length"), (*told[:-1], last)
 
+    def forced(self, state: State) -> list[int]:
+        """Tokens that spell what must follow ``state``, whatever the model says; none where there is a choice.
+
+        Other tokens may spell the same, so this says what to draft, not what a row allows.
+        """
+        if state.phase is Phase.FORCING:
+            return list(self._forced_end[state.forced :])
+        if state.marker_only:
+            assert self._rule is not None
+            return self._rule.vocabulary.spell(self._start[self._nodes[state.node].open_prefix :]) or []
+        answers = state.phase is Phase.ANSWER or (state.phase is Phase.OPEN and not self._may_open)
+        return self.grammar.forced() if self.grammar and answers else []
+
+    def may_force(self, state: State, tokens: int) -> bool:
+        """Whether ``forced`` may say anything once ``tokens`` more tokens are out; a block that ends by itself within
+        them is not foreseen."""
+        if state.phase is Phase.THINKING:
+            return self._budget is not None and self._budget - state.spent <= tokens
+        return state.phase is Phase.FORCING or (self.grammar is not None and state.phase is not Phase.DONE)
+
+    def committed(self, state: State) -> bool:
+        """Whether what follows ``state`` is written whole, whatever else forbids it; a finished state allows all."""
+        return state.phase in (Phase.FORCING, Phase.DONE) or state.marker_only
+
     def forced_spans(self, state: State) -> list[range]:
         """Where in the output forced ends were written, as far as they are out."""
         begins = [at - 1 for at in state.forced_at]
@@ -224,13 +248,13 @@ class Phases:
         # all of the marker it is the beginning of a block, unless the rest of the token says otherwise.
         tokens = (*state.pending, token)
         legal = not state.marker_only and bitmask.allows(self._answer_base(state), token) and _accepts(grammar, tokens)
-        symbols, (node, end) = self.symbols(token), self._opening(state, token) or (ROOT, 0)
+        node, end = self._opening(state, token) or (ROOT, 0)
         if end is None:
             after = state._replace(node=node, pending=tokens, marker_only=not legal)
             return after, (Told("answer" if legal else "marker", self._covered(after)),)
         begun = state._replace(pending=(), marker_only=False)
-        if end and self._can(self._opened, begun, symbols, end):
-            return self._opened(begun, symbols, end)
+        if end and self._can(self._opened, begun, self.symbols(token), end):
+            return self._opened(begun, self.symbols(token), end)
         if not legal:
             raise Refused
         after = state._replace(phase=Phase.ANSWER, node=ROOT, pending=())
@@ -257,7 +281,7 @@ class Phases:
                     return self._opened(state, symbols, end)
         if thinking:
             undecided = nodes[node].close_prefix
-            tail = reaching((*state.tail, len(symbols)), undecided)
+            tail = reaching((*state.tail, len(symbols)), undecided) if undecided else ()
             after = self._within_budget(state._replace(node=node, spent=state.spent + 1, tail=tail))
             return after, (Told("reasoning", 0 if after.phase is Phase.FORCING else undecided, False),)
         after = state if node == state.node else state._replace(node=node)

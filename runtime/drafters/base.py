@@ -17,8 +17,11 @@ class Drafter(SlotListener, Protocol):
     """Proposes tokens into ``RoundBuffers.draft_tokens``.
 
     ``ahead``: drafts from device state alone, so it may run before the host has committed the last round. Other
-    drafters are asked after the commit and read the requests' tokens. ``reach`` is the length of text behind which its
-    drafts mean nothing; None: there is none.
+    drafters are asked after the commit and read the requests' tokens. ``window``: drafted tokens per round at most; 0:
+    it is never asked. ``reach`` is the length of text behind which its drafts mean nothing; None: there is none.
+
+    What Round.forced says takes the place of drafts behind the drafter (round/fill.py); one that reads the text may go
+    on from there.
     """
 
     ahead: bool
@@ -40,6 +43,9 @@ class Drafter(SlotListener, Protocol):
 
     def skip(self, this: Round) -> None:
         """Take note that ``this`` round drafts nothing, and take in its prompts."""
+
+    def overruled(self, running: Running, kept: int) -> None:
+        """Take note that of the window it just drafted only the first ``kept`` tokens are verified, then others."""
 
     def propose(self, this: Round) -> Buffer | None:
         """Draft the window of ``this`` round, at least one token, and take in its prompts.

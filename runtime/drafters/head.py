@@ -145,6 +145,9 @@ class HeadDrafter:
         if this.batch:
             self._run(("feed", this.batch, self._query), lambda: self._feed(this.batch), [])
 
+    def overruled(self, running: Running, kept: int) -> None:
+        """See Drafter.overruled. Of drafted tokens no cache keeps anything."""
+
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the head and one draw per drafted token."""
         batch, window, filters = this.batch, this.window, this.filters
@@ -236,7 +239,7 @@ class HeadDrafter:
         )
 
     def _bind_draw(self, batch: int, step: int, keep_probs: bool, filters: bool) -> Call:
-        tensors = self._state.sampling(batch) | {
+        tensors = self._state.drafting(batch) | {
             "logits": self._logits.view(batch, 1, self._vocab),
             "position": self._index[step + 2, :batch],
             "token": self._tokens[step, :batch],

@@ -94,15 +94,20 @@ class ModelDrafter(Unmoved):
 
     def held(self, running: Running) -> int:
         """See Drafter.held. After a fully accepted window the last drafted token is in no cache yet."""
-        return self._seen.get(running.slot, max(running.prefill_end, len(running.tokens) - 2))
+        held = max(running.prefill_end, len(running.tokens) - 2)
+        return min(self._seen.get(running.slot, held), held)
 
     def skip(self, this: Round) -> None:
         """See Drafter.skip. What these rows emit meanwhile is fed to the draft before it is asked again."""
         for slot, running in this.rows.items():
-            self._seen.setdefault(slot, len(running.tokens) - 1)
+            self._seen[slot] = min(self._seen.get(slot, self.held(running)), self.held(running))
         if this.prompts != NO_PROMPTS:
             assert self._runs is not None
             self._take_in(self._runs, this.prompts)
+
+    def overruled(self, running: Running, kept: int) -> None:
+        """See Drafter.overruled. Its cache holds what it drafted; the text goes on otherwise from there."""
+        self._seen[running.slot] = len(running.tokens) + kept
 
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the draft model and one draw per drafted token."""
@@ -207,7 +212,7 @@ class ModelDrafter(Unmoved):
         return prompts_call(self._engines["draft"], self._cache, runs, sizes, self._logits)
 
     def _bind_draw(self, batch: int, step: int, keep_probs: bool, filters: bool) -> Call:
-        tensors = self._state.sampling(batch) | {
+        tensors = self._state.drafting(batch) | {
             "logits": self._logits.view(batch, 1, self._vocab),
             "position": self._index[step + 2, :batch],
             "token": self._tokens[step, :batch],

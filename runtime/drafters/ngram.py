@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.buffers import RoundBuffers
+from tandemrt.runtime.round.buffers import RoundBuffers, write_drafts
 from tandemrt.runtime.round.round import Round
 
 
@@ -44,14 +44,17 @@ class NgramDrafter(Unmoved):
     def skip(self, this: Round) -> None:
         """See Drafter.skip."""
 
+    def overruled(self, running: Running, kept: int) -> None:
+        """See Drafter.overruled."""
+
     def propose(self, this: Round) -> None:
-        """See Drafter.propose. Positions without a draft hold -1, which no target token equals."""
-        drafts = self._buffers.draft_tokens.host_view(this.batch, this.window)
-        drafts.fill_(-1)
+        """See Drafter.propose. What is forced is looked up as if it stood in the text."""
+        found = {}
         for slot, running in this.rows.items():
-            found = self._indexes[slot].lookup(min(this.window, running.request.window))
-            drafts[slot, : len(found)] = drafts.new_tensor(found)
-        self._buffers.draft_tokens.copy_in(this.batch, this.window)
+            forced = list(this.forced.get(slot, ()))
+            count = min(this.window, running.request.window) - len(forced)
+            found[slot] = forced + self._indexes[slot].lookup(max(0, count), forced)
+        write_drafts(self._buffers.draft_tokens, this.batch, this.window, found)
 
 
 class NgramIndex:
@@ -63,11 +66,11 @@ class NgramIndex:
         self._ends: dict[tuple[int, ...], int] = {}
         self._indexed = 0  # ends [0, indexed) are in the index
 
-    def lookup(self, count: int) -> list[int]:
+    def lookup(self, count: int, following: Sequence[int] = ()) -> list[int]:
         """Return ``count`` tokens as they followed the latest earlier place of the longest matching suffix, if any.
 
-        Where that reaches the end of the text, it goes on from its own beginning: a text that repeats itself repeats
-        itself further.
+        The suffix is that of the text and ``following``. Where the place reaches the end of the text, it goes on from
+        its own beginning: a text that repeats itself repeats itself further.
         """
         newest = len(self._tokens)
         for end in range(self._indexed, newest):
@@ -75,8 +78,9 @@ class NgramIndex:
                 if size <= end:
                     self._ends[tuple(self._tokens[end - size : end])] = end
         self._indexed = newest
+        suffix = [*self._tokens[max(0, newest - self._sizes[0]) :], *following]
         for size in self._sizes:
-            found = self._ends.get(tuple(self._tokens[newest - size :])) if size < newest else None
+            found = self._ends.get(tuple(suffix[-size:])) if size < newest + len(following) else None
             if found is not None:
                 return list(islice(cycle(self._tokens[found : found + count]), count))
         return []

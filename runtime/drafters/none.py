@@ -1,4 +1,4 @@
-"""No drafting: every round decides one token."""
+"""No drafting: a round decides one token, and what a constraint forces in front of it."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from tandemrt.runtime.round.round import Round
 
 
 class NoDrafter(Unmoved):
-    """The drafter of plain decoding."""
+    """Stands where nobody drafts."""
 
     ahead = True
     window = 0
@@ -31,6 +31,9 @@ class NoDrafter(Unmoved):
 
     def skip(self, this: Round) -> None:
         """See Drafter.skip."""
+
+    def overruled(self, running: Running, kept: int) -> None:
+        """See Drafter.overruled."""
 
     def propose(self, this: Round) -> None:
         """See Drafter.propose. Never asked: the window is 0."""

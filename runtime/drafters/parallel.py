@@ -101,6 +101,9 @@ class ParallelDrafter(Unmoved):
         if this.batch:
             self._run(("feed", this.batch, self._query), lambda: self._feed(this.batch, 0), [])
 
+    def overruled(self, running: Running, kept: int) -> None:
+        """See Drafter.overruled. Of drafted tokens no cache keeps anything."""
+
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the draft model and one draw."""
         batch, window, filters = this.batch, this.window, this.filters
@@ -111,7 +114,7 @@ class ParallelDrafter(Unmoved):
 
         def work() -> None:
             self._feed(batch, window)
-            for name, values in self._state.sampling(batch).items():
+            for name, values in self._state.drafting(batch).items():
                 torch.index_select(values, 0, self._rows_of(batch, window), out=self._repeated(name, batch, window))
             position = self._sampling["position"].view(batch, window)
             torch.add(position, self._steps[:window], out=position)

@@ -85,10 +85,10 @@ class LLGuidance:
         return self._ended
 
     def forced(self) -> list[int]:
-        """Tokens that spell what the text must go on with, longest first; none where there is a choice."""
+        """Tokens that spell what the text must go on with; none where there is a choice."""
         if self._ended:
             return []
-        return self._grammar.vocabulary.longest_first(bytes(self._matcher.compute_ff_bytes()))
+        return self._grammar.vocabulary.spelling(bytes(self._matcher.compute_ff_bytes()))
 
     def _compute(self) -> None:
         self._matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)

@@ -67,10 +67,10 @@ class XGrammar:
         return bool(self._matcher.is_terminated())
 
     def forced(self) -> list[int]:
-        """Tokens that spell what the text must go on with, longest first; none where there is a choice."""
+        """Tokens that spell what the text must go on with; none where there is a choice."""
         if self.is_terminated():
             return []
-        return self._grammar.vocabulary.longest_first(self._matcher.find_jump_forward_string().encode())
+        return self._grammar.vocabulary.spelling(self._matcher.find_jump_forward_string().encode())
 
 
 @dataclass(frozen=True)

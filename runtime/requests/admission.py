@@ -15,6 +15,7 @@ from tandemrt.engines.params import SamplingParams
 from tandemrt.engines.tokenizer import Tokenizer
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.caches.hashes import BlockHashes
+from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.phases import Grammar
 from tandemrt.runtime.constraints.thinking import ThinkingRule
@@ -93,6 +94,7 @@ class Admission:
             seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
             max_tokens=max_tokens,
             window=self._window if params.window is None else params.window,
+            greedy_drafts=self._drafts_greedily(params),
             client=client,
             listener=listener,
             called=called,
@@ -115,6 +117,11 @@ class Admission:
         self._grammars.close()
         self._processes.close()
 
+    def _drafts_greedily(self, params: SamplingParams) -> bool:
+        draft = self._bundle.draft
+        below = draft.greedy_below if params.draft_greedy_below is None else params.draft_greedy_below
+        return (params.draft_sampling or draft.sampling) == "greedy" or params.temperature < below
+
     def _hashes(self, ids: list[int], salt: str | None) -> BlockHashes | None:
         if self._digest is None:
             return None
@@ -128,6 +135,9 @@ class Admission:
         thinking = self._thinking(params)
         stop_ids = (*(() if params.ignore_eos else self._bundle.stop_ids), *params.stop_token_ids)
 
+        spelled = [word.encode() for word in params.bad_words]
+        words = BadWords(spelled, self._vocabulary, self._bundle.vocab) if spelled else None
+
         def constraint(grammar: Grammar | None) -> Constraint:
             return Constraint(
                 self._bundle.vocab,
@@ -140,6 +150,7 @@ class Admission:
                 banned=params.banned_token_ids,
                 allowed=params.allowed_token_ids,
                 valid_tokens=self._bundle.valid_tokens,
+                bad_words=words,
             )
 
         ready: Future[Enforcement] = Future()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.text import Delta
 
 
@@ -80,6 +81,7 @@ class RequestOutput:
     num_cached_tokens: int = 0  # tokens of the prompt that were in the caches when it came, and were not computed again
     error: str | None = None
     grammar_engine: str | None = None  # what held a structured output
+    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if they were asked for
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class StreamOutput:
     delta: Delta
     token_ids: list[int]
     output: RequestOutput | None = None
+    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if they were asked for
 
     @property
     def text(self) -> str:

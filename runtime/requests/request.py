@@ -10,6 +10,7 @@ from tandemrt.engines.errors import named
 from tandemrt.engines.params import SamplingParams
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.grammars.engine import engine_of
+from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.outputs import RequestOutput, Speculation, StreamOutput
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class SlotParams:
     min_p: float
     seed: int  # bits of an unsigned 64-bit integer, as a signed one
     rule: int
+    draft_temperature: float  # of the draft model: the same, or 0 where it drafts greedily
 
 
 class Request:
@@ -48,6 +50,7 @@ class Request:
         seed: int,
         max_tokens: int,
         window: int,
+        greedy_drafts: bool = False,
         client: str = "",
         listener: Listener,
         called: float | None = None,
@@ -57,6 +60,7 @@ class Request:
         self.seed = seed
         self.max_tokens = max_tokens
         self.window = window
+        self.greedy_drafts = greedy_drafts
         self.client = client  # whose it is, for fair turns; "": nobody said
         self.trace: Trace | None = None  # what its rounds did, where somebody follows it
         self.rule = Rule[params.rule.upper()]
@@ -89,7 +93,8 @@ class Request:
     def slot_params(self) -> SlotParams:
         p = self.params
         seed = self.seed - 2**64 if self.seed >= 2**63 else self.seed
-        return SlotParams(p.temperature, max(0, p.top_k), p.top_p, p.min_p, seed, int(self.rule))
+        drafts = 0.0 if self.greedy_drafts else p.temperature
+        return SlotParams(p.temperature, max(0, p.top_k), p.top_p, p.min_p, seed, int(self.rule), drafts)
 
     def cancel(self) -> None:
         """Ask the loop to end this request; noticed within a round. Safe from any thread."""
@@ -113,6 +118,7 @@ class Request:
         speculation: Speculation | None = None,
         forced_ends: int = 0,
         num_cached_tokens: int = 0,
+        logprobs: list[TokenLogprobs] | None = None,
         error: str | None = None,
         failure: BaseException | None = None,
     ) -> None:
@@ -137,6 +143,7 @@ class Request:
             num_cached_tokens=num_cached_tokens,
             error=named(failure) if error is None and failure is not None else error,
             grammar_engine=self.grammar_engine,
+            logprobs=logprobs,
         )
 
     def tell(self, item: StreamOutput) -> None:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tandemrt.runtime.constraints.constraint import Piece
+from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.outputs import Speculation, StreamOutput
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.waiting import Waiting
+from tandemrt.runtime.round.adaptive import Acceptance
 
 
 class Running:
@@ -33,6 +35,8 @@ class Running:
         self._cached_prompt = cached
         self.sit(slot, cached)
         self.speculation = Speculation(self.request.window)
+        self.acceptance = Acceptance()
+        self._logprobs: list[TokenLogprobs] = []  # of the output's tokens, if the request asks for them
         self.boundaries_inside = 0  # reasoning that ended in the middle of what one round emitted
         self.counted = 0  # output tokens that the metrics know
         self.newest: float | None = None  # when the newest token came, in seconds of time.monotonic
@@ -93,8 +97,10 @@ class Running:
         """How often a thinking budget closed the reasoning."""
         return self.constraint.forced_ends_within(self.output_length)
 
-    def commit(self, emitted: Sequence[int], drafted: int) -> list[int]:
+    def commit(self, emitted: Sequence[int], drafted: int, logprobs: Sequence[TokenLogprobs] = ()) -> list[int]:
         """Take in what verification emitted for this request, ``drafted`` drafted tokens verified. May finish it.
+
+        ``logprobs``: those of the emitted tokens, if the request asks for them.
 
         Returns, for each window whose tokens are certain now, how many drafted tokens were accepted and kept.
         """
@@ -105,6 +111,7 @@ class Running:
             begin = self.output_length
             self._windows.append(_Window(begin, begin + len(commit.kept), drafted, len(emitted)))
         self.tokens += commit.kept
+        self._logprobs += logprobs[: len(commit.kept)]
         finish = commit.finish
         stop_reason: str | int | None = commit.stop_token
         kinds = []  # what a stop string cuts off was never there
@@ -169,7 +176,12 @@ class Running:
         tokens = self.tokens[begin + self._told : begin + self.certain]
         self._told += len(tokens)
         if tokens or request.finished:
-            request.tell(StreamOutput(self._transcript.take(), tokens, request.output))
+            told = self.logprobs(self._told - len(tokens), self._told)
+            request.tell(StreamOutput(self._transcript.take(), tokens, request.output, told))
+
+    def logprobs(self, begin: int, end: int) -> list[TokenLogprobs] | None:
+        """Those of output tokens [begin, end); None if the request asks for none."""
+        return None if self.request.params.logprobs is None else self._logprobs[begin:end]
 
     def _add(self, piece: Piece) -> bool:
         """Add tokens whose role is certain to the text. True when a stop string ended it."""
@@ -205,6 +217,7 @@ class Running:
             speculation=self.speculation,
             forced_ends=self.forced_ends,
             num_cached_tokens=self._cached_prompt,
+            logprobs=self.logprobs(0, self.output_length),
             error=error,
             failure=failure,
         )

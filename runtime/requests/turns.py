@@ -13,6 +13,8 @@ class Turns:
     Of several the one that had its last turn longest ago, of one client's requests the oldest. A newcomer stands before
     the one that had the very last turn, and behind all others, so that newcomers without end keep nobody waiting for
     ever. With a single client, or none named, that is first come, first served.
+
+    All of that holds among requests of one priority: those of a lower number come first, whoever sent them.
     """
 
     def __init__(self) -> None:
@@ -25,21 +27,23 @@ class Turns:
         Who is here is remembered; a turn only by ``take``. Work is done per request that is asked for.
         """
         shares = Counter(request.client for request in running)
-        queues: dict[str, deque[Waiting]] = {}
+        queues: dict[tuple[int, str], deque[Waiting]] = {}
         for each in waiting:
-            queues.setdefault(each.request.client, deque()).append(each)
-        self._last = {client: turn for client, turn in self._last.items() if client in queues or client in shares}
-        for client in queues:
+            queues.setdefault((each.request.params.priority, each.request.client), deque()).append(each)
+        here = {client for _, client in queues}
+        self._last = {client: turn for client, turn in self._last.items() if client in here or client in shares}
+        for client in here:
             self._last.setdefault(client, self._turns - 0.5)
         last, turns = dict(self._last), self._turns
         while queues:
-            client = min(queues, key=lambda name: (shares[name], last[name]))
+            queue = min(queues, key=lambda at: (at[0], shares[at[1]], last[at[1]]))
+            _, client = queue
             shares[client] += 1
             turns += 1
             last[client] = turns
-            yield queues[client].popleft()
-            if not queues[client]:
-                del queues[client]
+            yield queues[queue].popleft()
+            if not queues[queue]:
+                del queues[queue]
 
     def take(self, request: Request) -> None:
         """Remember that ``request`` had its client's turn."""

@@ -1,5 +1,6 @@
 """All tensors of a round: allocated once at the largest size, viewed at the size of a call, copied in from the host."""
 
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from tandemrt.engines.contract import mask_words
@@ -76,3 +77,15 @@ class RoundBuffers:
         self.tokens = Buffer((slots, rows), torch.int64, device, host=True)
         self.count = Buffer((slots,), torch.int64, device, host=True)
         self.entries = Entries(slots, min(vocab, length + window + MOST_BIASES), device)
+
+
+def write_drafts(buffer: Buffer, batch: int, window: int, drafts: Mapping[int, Sequence[int]]) -> None:
+    """Write ``drafts`` by row into [batch, window] and enqueue their copy to the device.
+
+    Positions without a draft hold -1, which no target token equals.
+    """
+    host = buffer.host_view(batch, window)
+    host.fill_(-1)
+    for row, tokens in drafts.items():
+        host[row, : len(tokens)] = host.new_tensor(tokens)
+    buffer.copy_in(batch, window)

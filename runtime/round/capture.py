@@ -1,8 +1,8 @@
 """The CUDA graphs of rounds, captured when a bundle opens instead of in the middle of traffic.
 
 What is captured are the rounds of requests that ask for nothing unusual, with filters and without: every shape of
-engines/calls.py. Windows that a request lowers, the rejection rule and adjusted logits are captured when they occur.
-Rounds with prompts are not captured; one of the largest is run.
+engines/calls.py. Windows that a request lowers or a constraint fills, the rejection rule and adjusted logits are
+captured when they occur. Rounds with prompts are not captured; one of the largest is run.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]  # graphs' rounds done, and in all
 def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None:
     """Run a round of every shape on slots without requests, in the loop's thread. The slots are left as they were."""
     buffers = loop.tandem.buffers
-    shapes = calls.rounds(loop.slots.count, loop.windows.of)
+    shapes = calls.rounds(loop.slots.count, loop.windows.usual)
     rounds = [
         Round({}, shape.batch, shape.window, filters, frozenset()) for shape in shapes for filters in (False, True)
     ]
@@ -58,7 +58,8 @@ def _run_prompts(loop: Loop) -> None:
     for count, tokens in [*((count, count) for count in numbers), (slots, budget)]:
         each = -(-tokens // count)
         chunks = plan([Chunk(slot, 0, each) for slot in range(count)], tokens)
-        this = Round({}, 0, 0, False, frozenset(), calls.packed(0, total(chunks), len(chunks)))
+        sizes = calls.packed(0, total(chunks), len(chunks))
+        this = Round({}, 0, 0, filters=False, rules=frozenset(), prompts=sizes)
         texts = {chunk.slot: [0] * (each + 1) for chunk in chunks}
         runs.write(chunks, texts, this.prompts)
         loop.drafter.reads(chunks, texts, this.prompts)

@@ -4,10 +4,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
+from functools import partial
 
 from tandemrt.engines.errors import InternalError
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.checks import Checks
+from tandemrt.runtime.requests.logprobs import TokenLogprobs, token_logprobs
 from tandemrt.runtime.requests.outputs import StreamOutput
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
@@ -36,7 +39,10 @@ class Committer:
         counts = self._buffers.count.host_view(batch).tolist()
         for slot, running in verified.round.rows.items():
             if not running.finished:  # cancelled since
-                self._take(running, tokens[slot][: counts[slot]], verified.usable[slot])
+                emitted = tokens[slot][: counts[slot]]
+                asked = 0 if verified.round.covered else min(verified.round.asked, verified.round.most(running))
+                running.acceptance.note(min(max(0, len(emitted) - 1), verified.kept[slot], asked), asked)
+                self._take(running, emitted, verified.usable[slot], partial(self._logprobs, verified, slot, emitted))
 
     def end(self, running: Running, reason: str, failure: BaseException | None = None) -> None:
         """End a request and free its slot, whatever raises on the way: the one way out of a slot. Raises nothing.
@@ -93,12 +99,24 @@ class Committer:
         except BaseException:
             log.exception("a checked request ended (%s), and something failed with its end", request.finish_reason)
 
-    def _take(self, running: Running, emitted: list[int], drafted: int) -> None:
+    def _logprobs(self, verified: Verified, slot: int, emitted: list[int]) -> list[TokenLogprobs]:
+        """Of ``emitted``, by masks that the next round has not filled yet."""
+        logits = verified.logits.get(slot)
+        if logits is None:
+            return []
+        rows, words = verified.round.window + 1, self._buffers.words
+        masks = self._buffers.bitmask.host_view(verified.round.batch, rows, words)[slot].numpy()
+        on_host = logits.cpu().to(torch.float32).numpy()
+        return token_logprobs(on_host, masks, emitted, verified.round.rows[slot].request.params)
+
+    def _take(
+        self, running: Running, emitted: list[int], drafted: int, logprobs: Callable[[], list[TokenLogprobs]]
+    ) -> None:
         """Take one request forward. What raises here is its own, and ends it alone."""
         self._metrics.emitted += len(emitted)
         try:
             with nullcontext() if running.share is None else running.share.step():
-                self._keep(running, running.commit(emitted, drafted))
+                self._keep(running, running.commit(emitted, drafted, logprobs()))
             if not running.finished and not emitted:
                 raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
             if not running.finished:

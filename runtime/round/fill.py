@@ -1,15 +1,28 @@
 """What the host gives verification: masks, draft lengths and adjusted tokens of a round, on their way to the device."""
 
 import time
+from contextlib import nullcontext
+from typing import NamedTuple
 
 from tandemrt.plugins.operators import Rule
 from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.buffers import RoundBuffers
+from tandemrt.runtime.round.buffers import RoundBuffers, write_drafts
 from tandemrt.runtime.round.commit import Committer
 from tandemrt.runtime.round.round import Round
+
+
+class Window(NamedTuple):
+    """What is to be verified of a request: ``tokens``, of which the first ``kept`` are what was drafted.
+
+    ``forced``: which of them, by index, follow from the constraint, see Constraint.fill.
+    """
+
+    tokens: list[int]
+    kept: int
+    forced: list[int]
 
 
 class Filler:
@@ -29,59 +42,69 @@ class Filler:
         assert buffers.bitmask.host is not None
         self._masks = MaskRows(buffers.bitmask.host.numpy().reshape(-1, buffers.words))
 
-    def fill(self, this: Round) -> dict[int, int]:
+    def fill(self, this: Round) -> dict[int, Window]:
         """Fill for the requests of ``this`` round; the other slots of [0, batch) emit nothing.
 
-        Returns how many drafted tokens are to be verified, per slot. A request that fails here ends and is left out.
+        Returns what is to be verified, per slot; the drafts on the device follow what is forced in it. A request that
+        fails here ends and is left out.
         """
         rows, batch, window = this.rows, this.batch, this.window
         entries = self._buffers.entries
         drafts = self._buffers.draft_tokens.host_view(batch, window).tolist()
         lengths = self._buffers.draft_len.host_view(batch)
         lengths.zero_()
-        usable = {}
+        windows: dict[int, Window] = {}
         entries.begin(batch)
         for slot in range(batch):
             first = slot * (window + 1)
             if slot in rows:
                 try:
-                    lengths[slot] = usable[slot] = self._fill_one(rows[slot], drafts[slot], first)
+                    windows[slot] = self._fill_one(rows[slot], drafts[slot], first, this)
+                    lengths[slot] = len(windows[slot].tokens)
                     continue
                 except BaseException as error:  # it is this request's, whatever it is
                     self._committer.end(rows[slot], "error", failure=error)
             for row in range(first, first + window + 1):
                 self._masks.share(row, NOTHING)
         entries.write()
+        if any(each.kept < len(each.tokens) for each in windows.values()):
+            verified = {slot: each.tokens for slot, each in windows.items()}
+            write_drafts(self._buffers.draft_tokens, batch, window, verified)
         self._send(batch)
-        return usable
+        return windows
 
-    def _fill_one(self, running: Running, drafted: list[int], first: int) -> int:
-        """Write masks from row ``first`` on and adjusted tokens; how many drafted tokens are to be verified."""
-        request = running.request
-        known = request.window if self._reach is None else max(0, self._reach + 1 - len(running.tokens))
-        draft = drafted[: min(request.window, running.remaining - 1, known)]
+    def _fill_one(self, running: Running, drafted: list[int], first: int, this: Round) -> Window:
+        """Write masks from row ``first`` on and adjusted tokens; what is to be verified."""
+        request, most = running.request, this.most(running)
+        known = most if self._reach is None else max(0, self._reach + 1 - len(running.tokens))
+        draft = drafted[: min(most, known)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
-        if running.share is None:
-            count = running.constraint.fill(draft, self._masks, first)
-        else:
-            with running.share.step():
-                count = running.constraint.fill(draft, self._masks, first)
+        rejection = request.rule is Rule.REJECTION
+        with nullcontext() if running.share is None else running.share.step():
+            filled = running.constraint.fill(
+                draft, self._masks, first, most=most if this.forces else 0, overrule=rejection and not this.covered
+            )
+        if running.share is not None:
             self._metrics.fill_seconds.observe(running.share.newest)
+        tokens = filled.tokens
         if request.trace is not None:
-            allowed = [self._masks.allowed(first + row) for row in range(count + 1)]
-            request.trace.fill(time.perf_counter(), draft, count, allowed)
+            allowed = [self._masks.allowed(first + row) for row in range(len(tokens) + 1)]
+            request.trace.fill(time.perf_counter(), draft, len(tokens), allowed)
+        kept = next((at for at, token in enumerate(tokens) if [token] != draft[at : at + 1]), len(tokens))
         # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
         # would draw from the target where the rule draws from the residual.
-        if request.rule is Rule.REJECTION:
-            count = min(count + 1, len(draft))
+        if rejection and kept == len(tokens):
+            tokens = draft[: kept + 1]
+            kept = len(tokens)
         if running.penalties is not None:
-            listed = running.penalties.listed(running.tokens, draft[:count])
-            self._buffers.entries.add(running.slot, running.penalties, listed)
-        self._metrics.drafted += len(draft)
-        self._metrics.evaluated += count
-        self._metrics.cut_drafts += len(draft) - count
-        return count
+            self._buffers.entries.add(running.slot, running.penalties, running.penalties.listed(running.tokens, tokens))
+        proposed = max(len(draft), len(tokens))
+        self._metrics.drafted += proposed
+        self._metrics.evaluated += len(tokens)
+        self._metrics.cut_drafts += proposed - len(tokens)
+        self._metrics.forced_drafts += len(tokens) - (0 if this.covered else kept)
+        return Window(tokens, kept, filled.forced)
 
     def _send(self, batch: int) -> None:
         with self._clock.copies(behind=False):

@@ -22,6 +22,7 @@ prompts alone: nothing is filled or verified then.
 import logging
 import time
 
+from tandemrt.engines.calls import NO_PROMPTS
 from tandemrt.runtime.caches.kv_cache import Room
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
@@ -80,22 +81,29 @@ class Loop:
 
     def step(self) -> None:
         """One round, and the commit of the one before it."""
+        started = time.perf_counter()
         self._leave()
         self._last = self._growth.grow(self._last)
         this = self._begin()
         last, self._last = self._last, None
         if this.works:
-            self._last = self._overlapped(this, last) if self.overlap else self._in_lockstep(this, last)
+            # The tokens that follow by force are known behind the commit, and the drafts of the round behind them too.
+            waits = this.forces or (last is not None and last.round.forces)
+            timetable = self._overlapped if self.overlap and not waits else self._in_lockstep
+            self._last = timetable(this, last, self.drafter.ahead and not waits)
+            # In the long run a step takes as long as the device's round, with overlap too.
+            if self._last is not None and last is not None and this.prompts == NO_PROMPTS and not waits:
+                self.windows.costs.note(this.batch, this.window, time.perf_counter() - started)
         elif last is not None:
-            self._stages.commit(last, self._stages.fetch(this, last))
+            self._stages.commit(last, self._stages.fetch(None, last))
         else:
             self._timeline.pause()
 
-    def _overlapped(self, this: Round, last: Verified | None) -> Verified | None:
+    def _overlapped(self, this: Round, last: Verified | None, ahead: bool) -> Verified | None:
         """The target runs while the host commits and fills. A drafter that reads the text lets both wait for it."""
-        run, ahead = self._stages, self.drafter.ahead
+        run = self._stages
         draft_probs = run.propose(this) if ahead else None
-        mark = run.fetch(this, last)
+        mark = run.fetch(this if ahead else None, last)
         if ahead:
             run.score(this)
         run.commit(last, mark)
@@ -105,23 +113,24 @@ class Loop:
             run.score(this)
         if not this.rows:
             return None
-        usable = run.fill(this)
-        return run.verify(this, draft_probs, usable)
+        return run.verify(this, draft_probs, run.fill(this, draft_probs))
 
-    def _in_lockstep(self, this: Round, last: Verified | None) -> Verified | None:
+    def _in_lockstep(self, this: Round, last: Verified | None, ahead: bool) -> Verified | None:
         """The target runs when all of the host's work is done. The tokens are the same."""
-        run, ahead = self._stages, self.drafter.ahead
+        run = self._stages
         draft_probs = run.propose(this) if ahead else None
-        mark = run.fetch(this, last)
+        mark = run.fetch(this if ahead else None, last)
         run.commit(last, mark)
         this = this.remaining()
         if not this.works:
             return None
         if not ahead:
+            this = run.foresee(this)
             draft_probs = run.propose(this)
-        usable = run.fill(this) if this.rows else {}
+            run.await_drafts(this)
+        filled = run.fill(this, draft_probs) if this.rows else {}
         run.score(this)
-        return run.verify(this, draft_probs, usable) if this.rows else None
+        return run.verify(this, draft_probs, filled) if this.rows else None
 
     def fail(self, error: BaseException) -> bool:
         """End every request in a slot: an engine failed, so none of them can go on. False if nobody was there."""

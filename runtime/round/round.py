@@ -1,10 +1,11 @@
 """One round: what is fixed before any of its work is enqueued, and what is known of it once it is verified."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed, bucket
 from tandemrt.plugins.operators import Rule
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.planner import Chunk
 from tandemrt.runtime.round.windows import Windows
@@ -18,9 +19,14 @@ class Round:
         rows: the requests that it serves, by slot.
         batch: slots [0, batch) are rows of its calls; those that no request has emit nothing.
         window: drafted tokens per row.
+        asked: how many of them the drafter is asked for; forced tokens may be more.
         filters: whether any request has what Engine.bind calls filters.
         rules: the verification rules of its requests. Rejection reads draft probabilities.
         prompts: what its calls of target and draft have of prompts, beside the windows; over a linear cache nothing.
+        forces: whether a constraint may leave a request no choice in it. What follows then is drafted without a model,
+            once the host has committed the round before.
+        forced: the tokens that follow in each row before anything is drafted, once they are known.
+        covered: whether they are the whole window of every row, so that nobody else is asked for drafts.
     """
 
     rows: Mapping[int, Running]
@@ -28,7 +34,11 @@ class Round:
     window: int
     filters: bool
     rules: frozenset[Rule]
+    asked: int = 0
     prompts: Packed = NO_PROMPTS
+    forces: bool = False
+    forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    covered: bool = False
 
     @classmethod
     def of(cls, requests: Iterable[Running], windows: Windows, slots: int, chunks: Iterable[Chunk] = ()) -> "Round":
@@ -43,12 +53,26 @@ class Round:
             if ends.get(running.slot, running.prefilled) >= running.prefill_end
         }
         asked = [running.request for running in rows.values()]
+        # Until the host has committed the round before, it knows the texts but for one window.
+        forces = windows.forced and any(
+            running.request.window and running.constraint.may_force(windows.largest + 1) for running in rows.values()
+        )
+        if not rows:
+            return cls(rows, 0, 0, filters=False, rules=frozenset())
+        batch = bucket(max(rows) + 1, slots)
+        rules = frozenset(request.rule for request in asked)
+        # Under the rejection rule a text depends on its windows, and those on the clock where they adapt.
+        rates = [running.acceptance.rate for running in rows.values()]
+        drafted = windows.drafted(rates, batch, fixed=Rule.REJECTION in rules)
+        wanted = max(request.window for request in asked)
         return cls(
             rows,
-            batch=bucket(max(rows) + 1, slots) if rows else 0,
-            window=min(windows.of(len(rows)), max(request.window for request in asked)) if rows else 0,
+            batch=batch,
+            window=min(windows.of(len(rows)) if forces else drafted, wanted),
             filters=any(request.filters for request in asked),
-            rules=frozenset(request.rule for request in asked),
+            rules=rules,
+            asked=min(drafted, wanted),
+            forces=forces,
         )
 
     @property
@@ -61,6 +85,23 @@ class Round:
         """Tokens of all windows that the target is given."""
         return self.batch * (self.window + 1)
 
+    def most(self, running: Running) -> int:
+        """Tokens that may be drafted for ``running``."""
+        return min(self.window, running.request.window, running.remaining - 1)
+
+    def foreseen(self) -> "Round":
+        """The same round, knowing what follows in each row.
+
+        The drafter is not asked where that is as much as it would draft. The window becomes what is needed, unless the
+        places of prompts in the calls are fixed behind it.
+        """
+        forced = {slot: running.constraint.forced(self.most(running)) for slot, running in self.rows.items()}
+        covered = all(len(forced[slot]) >= min(self.asked, self.most(each)) for slot, each in self.rows.items())
+        needed = max([0 if covered else self.asked, *map(len, forced.values())])
+        return replace(
+            self, forced=forced, covered=covered, window=needed if self.prompts == NO_PROMPTS else self.window
+        )
+
     def remaining(self) -> "Round":
         """The same calls for those who have not finished since the round was made."""
         return replace(self, rows={slot: running for slot, running in self.rows.items() if not running.finished})
@@ -70,11 +111,14 @@ class Round:
 class Verified:
     """A round that the device has decided or is about to; the host has not committed it.
 
-    ``usable``: how many drafted tokens are verified, by slot.
+    ``usable``: how many drafted tokens are verified, by slot; ``kept``: how many of those the drafter made.
+    ``logits``: [window + 1, vocab] by slot, of those who ask for logprobs, on the device.
     """
 
     round: Round
     usable: Mapping[int, int]
+    kept: Mapping[int, int]
+    logits: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     def without(self, slot: int) -> "Verified":
         """The same round, of which nothing is committed for ``slot``."""

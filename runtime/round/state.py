@@ -33,7 +33,7 @@ class SlotState:
 
     PLACE = ("length", "position")
     INTEGERS = ("top_k", "seed", "rule")
-    FLOATS = ("temperature", "top_p", "min_p")
+    FLOATS = ("temperature", "top_p", "min_p", "draft_temperature")
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.newest = torch.zeros(slots, 2, dtype=torch.int64, device=device)
@@ -53,7 +53,12 @@ class SlotState:
 
     def sampling(self, batch: int) -> dict[str, torch.Tensor]:
         """The bindings that verification and drafting share, under their contract names."""
-        return {name: self.view(name, batch) for name in (*self.FLOATS, *self.INTEGERS, "position")}
+        names = ("temperature", "top_p", "min_p", *self.INTEGERS, "position")
+        return {name: self.view(name, batch) for name in names}
+
+    def drafting(self, batch: int) -> dict[str, torch.Tensor]:
+        """The same for drafting, whose temperature may be one of its own."""
+        return self.sampling(batch) | {"temperature": self.view("draft_temperature", batch)}
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""
@@ -62,7 +67,8 @@ class SlotState:
     def sample(self, slot: int, params: SlotParams) -> None:
         """Let ``slot`` sample as ``params`` say."""
         upload([params.top_k, params.seed, params.rule], self._integers[:, slot])
-        upload([params.temperature, params.top_p, params.min_p], self._floats[:, slot])
+        floats = [params.temperature, params.top_p, params.min_p, params.draft_temperature]
+        upload(floats, self._floats[:, slot])
 
     def place(self, places: Sequence[Place]) -> None:
         """Say where slots stand once the caches hold so much of their texts."""

@@ -40,6 +40,7 @@ class Tandem:
         self.buffers = buffers
         self.state = state
         self.device = engines["target"].device
+        self.vocab = logits_width(engines["target"].contract)
         self.cache = kv
         self.runs = runs
         self._graphs = graphs

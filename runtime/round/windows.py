@@ -1,9 +1,10 @@
 """How many tokens a round drafts: one number, or a table by the requests that run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.options import window_problem
+from tandemrt.runtime.round.adaptive import RoundCosts, best_window
 
 
 class Windows:
@@ -13,16 +14,54 @@ class Windows:
     None takes ``limit``, the bundle's window. Under the coupled rule the window changes no text, under the
     rejection rule no law, though a table then makes a text depend on how many others run.
 
+    ``forced``: whether tokens that a constraint forces are drafted. ``drafts``: whether anything else is.
+    ``adaptive``: whether the window follows what is accepted (adaptive.py), up to what is said above.
+
     Raises BadRequest for a window outside 0..limit, or a table that says nothing about one request.
     """
 
-    def __init__(self, windows: int | Mapping[int, int] | None, limit: int) -> None:
+    def __init__(
+        self,
+        windows: int | Mapping[int, int] | None,
+        limit: int,
+        *,
+        forced: bool = True,
+        drafts: bool = True,
+        adaptive: bool = False,
+    ) -> None:
         table = dict(windows) if isinstance(windows, Mapping) else {1: limit if windows is None else windows}
         if problem := window_problem(table, limit):
             raise BadRequest(f"window: {problem}")
         self._table = sorted(table.items(), reverse=True)
         self.largest = max(table.values())
+        self.forced = forced
+        self.costs = RoundCosts()
+        self._drafts = drafts
+        self._adaptive = adaptive
 
     def of(self, live: int) -> int:
-        """Drafted tokens of a round with ``live`` requests, at least one."""
+        """The most drafted tokens of a round with ``live`` requests, at least one."""
         return next(window for least, window in self._table if live >= least)
+
+    def drafted(self, rates: Sequence[float], batch: int, *, fixed: bool = False) -> int:
+        """How many tokens the drafter is asked for, for requests whose drafts were accepted at ``rates`` lately.
+
+        ``batch``: rows of the round. ``fixed``: the window follows nothing.
+        """
+        if not self._drafts:
+            return 0
+        most = self.of(len(rates))
+        if fixed or not self._adaptive or not most:
+            return most
+        return best_window(rates, {window: self.costs.of(batch, window) for window in self._steps(most)})
+
+    def usual(self, live: int) -> list[int]:
+        """The windows of rounds with ``live`` requests without a window of their own, in which nothing is forced."""
+        most = self.of(live)
+        if not self._drafts:
+            return [0]
+        return self._steps(most) if self._adaptive and most else [most]
+
+    def _steps(self, most: int) -> list[int]:
+        """Few, because each is a shape of its own for every number of rows."""
+        return sorted({0, most} | {1 << power for power in range(most.bit_length()) if 1 << power < most})

@@ -109,7 +109,7 @@ async def _answer(
     request: Request,
     models: Models,
     read: Callable[[Mapping[str, Any]], Ask],
-    shape: Callable[[Ask, str], Shape],
+    shape: Callable[[Ask, str, Callable[[int], str]], Shape],
     max_body: int,
 ) -> Response:
     body = await bodies.read(request, max_body)
@@ -121,14 +121,15 @@ async def _answer(
     else:
         ask = read(read_json(body))
     name, llm = models.find(ask.model)
+    shaped = shape(ask, name, lambda token: llm.tokenizer.decode([token]))
     reply = Reply(llm, ask, state.mail, state.readers, client=ask.user or host)
     try:
         await _require_client(request)
         await reply.start()
         if ask.stream:
             # Only with the first piece is the status known: what fails before it is an error, not a stream.
-            return EventStream(reply, await _unless_gone(request, reply.next()), shape(ask, name))
-        return JSONResponse(shape(ask, name).whole(await _unless_gone(request, reply.whole())))
+            return EventStream(reply, await _unless_gone(request, reply.next()), shaped)
+        return JSONResponse(shaped.whole(await _unless_gone(request, reply.whole())))
     except BaseException:
         reply.cancel()
         raise

@@ -73,7 +73,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 def read_chat(body: Mapping[str, Any]) -> Ask:
     """Read a request to /v1/chat/completions. Raises BadRequest."""
-    fields, sampling = _split(body, ChatFields)
+    fields, sampling = _split(_with_logprobs(body), ChatFields)
     if fields.max_completion_tokens is not None:
         if sampling.get("max_tokens", fields.max_completion_tokens) != fields.max_completion_tokens:
             raise BadRequest(
@@ -106,9 +106,21 @@ def read_completion(body: Mapping[str, Any]) -> Ask:
     return _ask(fields, prompt, SamplingParams(**sampling))
 
 
+def _with_logprobs(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A chat's logprobs and top_logprobs as the sampling parameter, which says both."""
+    asked, top = body.get("logprobs"), body.get("top_logprobs")
+    if asked is not None and not isinstance(asked, bool):
+        raise BadRequest(f"logprobs: must be true or false in a chat, received {quoted(asked)}; see top_logprobs")
+    if not asked and top:
+        raise BadRequest(f"top_logprobs: must come with logprobs true, received {quoted(top)}; add it")
+    return {**body, "logprobs": (0 if top is None else top) if asked else None, "top_logprobs": None}
+
+
 def _ask(fields: CommonFields, prompt: Prompt, params: SamplingParams, calls: tools.Spelling | None = None) -> Ask:
     if fields.stream_options is not None and not fields.stream:
         raise BadRequest("stream_options: must come with stream true; leave it out")
+    if params.logprobs is not None and (fields.stream or calls is not None):
+        raise BadRequest("logprobs: come with whole answers in text, not with stream true or tools; leave one out")
     return Ask(
         model=fields.model,
         prompt=prompt,

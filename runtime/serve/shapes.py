@@ -6,8 +6,11 @@ that its constraint let no further, or that failed its check, is "content_filter
 
 import secrets
 import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
+from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.outputs import RequestOutput
 from tandemrt.runtime.serve.ask import Ask
 from tandemrt.runtime.serve.reply import Piece
@@ -22,14 +25,17 @@ class Shape:
     object = chunk_object = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, ask: Ask, model: str) -> None:
+    def __init__(self, ask: Ask, model: str, spell: Callable[[int], str]) -> None:
         self._ask = ask
+        self._spell = spell
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._tokens = 0  # told
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         """The answer that is not a stream."""
         choice = self._message(output)
+        if output.logprobs is not None:
+            choice["logprobs"] = self._logprobs(output.logprobs)
         choice |= _end(output, called=self._called)
         return {**self._head, "object": self.object, "choices": [choice], "usage": usage(output)}
 
@@ -58,6 +64,15 @@ class Shape:
     def _message(self, output: RequestOutput) -> dict[str, Any]:
         return self._choice(output.text, output.reasoning)
 
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        texts = [self._spell(each.token) for each in logprobs]
+        return {
+            "tokens": texts,
+            "token_logprobs": [_finite(each.logprob) for each in logprobs],
+            "top_logprobs": [{self._spell(token): logprob for token, logprob in each.top} for each in logprobs],
+            "text_offset": list(accumulate(map(len, texts[:-1]), initial=0)) if texts else [],
+        }
+
     def _choices(self, piece: Piece) -> list[dict[str, Any]]:
         return [self._choice(piece.text, piece.reasoning)] if piece.text or piece.reasoning else []
 
@@ -71,8 +86,8 @@ class ChatShape(Shape):
     object, chunk_object = "chat.completion", "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def __init__(self, ask: Ask, model: str) -> None:
-        super().__init__(ask, model)
+    def __init__(self, ask: Ask, model: str, spell: Callable[[int], str]) -> None:
+        super().__init__(ask, model, spell)
         self._calls = None if ask.calls is None else Calls(ask.calls)
         self._begun = False
 
@@ -86,6 +101,14 @@ class ChatShape(Shape):
             self._calls.add(output.text)
             message |= {"content": None, "tool_calls": [_call(each) for each in self._calls.whole]}
         return {"index": 0, "message": message | _reasoning(output.reasoning), "logprobs": None}
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        def told(token: int, logprob: float) -> dict[str, Any]:
+            text = self._spell(token)
+            return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+
+        content = [told(e.token, e.logprob) | {"top_logprobs": [told(*top) for top in e.top]} for e in logprobs]
+        return {"content": content, "refusal": None}
 
     def _choices(self, piece: Piece) -> list[dict[str, Any]]:
         if self._calls is None or not piece.text:
@@ -111,6 +134,10 @@ def usage(output: RequestOutput) -> dict[str, Any]:
         "completion_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
         "speculation": output.speculation.to_json(),
     }
+
+
+def _finite(logprob: float) -> float:
+    return max(-9999.0, logprob)  # JSON has no infinity
 
 
 def _counts(prompt: int, completion: int) -> dict[str, Any]:

@@ -191,6 +191,8 @@ def _summary(output: RequestOutput) -> dict[str, Any]:
     }
     if output.stop_reason is not None:
         summary["stop_reason"] = str(output.stop_reason)
+    if output.logprobs is not None:
+        summary["logprobs"] = json.dumps([each.to_json() for each in output.logprobs])
     if output.error is not None:
         summary["constraint_error"] = output.error
     return summary

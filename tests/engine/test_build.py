@@ -164,7 +164,7 @@ def test_a_bundle_without_a_draft_holds_no_drafting_engines(copy: Path) -> None:
     file = write_recipe(copy / "plain.toml", target=copy / "target")
     manifest = build(Recipe.load(file), copy / "plain").manifest
     assert list(manifest.engines) == ["target", "adjust", "verify", "verify_probs"]
-    assert (manifest.draft.kind, manifest.limits.window, manifest.limits.capacity) == ("none", 0, 97)
+    assert (manifest.draft.kind, manifest.limits.window, manifest.limits.capacity) == ("none", 4, 101)
 
 
 def test_an_ngram_draft_keeps_its_bounds(copy: Path) -> None:

@@ -206,7 +206,7 @@ def test_who_gives_memory_back_goes_on_with_the_same_text(bundles: dict[str, Pat
 def test_the_rejection_rule_reads_the_heads_laws_and_harms_no_neighbour(
     opened: dict[str, LLM], plain: list[Any]
 ) -> None:
-    mixed = [(p, params | ({"rule": "rejection"} if i % 2 else {})) for i, (p, params) in enumerate(ASKED)]
+    mixed = [(p, params | ({"rule": "rejection"} if i % 2 else {})) for i, (p, params) in enumerate(ASKED[-4:])]
     found = answers(opened["linear"], mixed)
-    assert [told(output) for output in found[::2]] == plain[::2]
+    assert [told(output) for output in found[::2]] == plain[-4::2]
     assert found[1::2][-1].speculation.num_accepted_draft_tokens > 0

@@ -33,6 +33,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("one of", {"temperature": 2.0, "seed": 4, "structured_outputs": {"choice": ["left", "right", "let it be"]}}),
     ("digits", {"temperature": 1.0, "seed": 1, "structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}),
     ("a long prompt " * 5, {"temperature": 0.8, "seed": 6, "max_tokens": 12, "stop": ["a", "ne"]}),
+    ("keep out", {"temperature": 1.5, "seed": 12, "max_tokens": 30, "bad_words": ["a", "the", "!"]}),
     ("no end", {"temperature": 1.0, "seed": 7, "min_tokens": 20, "max_tokens": 24, "banned_token_ids": [3, 4, 5]}),
 ]
 
@@ -84,6 +85,20 @@ def test_drafts_by_lookup_change_no_token(ngram_bundle: Path, plain: list[Any]) 
     looked_up = outputs(ngram_bundle)
     assert [told(output) for output in looked_up] == plain
     assert sum(output.speculation.num_draft_tokens for output in looked_up) > 0
+
+
+def test_a_window_that_follows_what_is_accepted_changes_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
+    with LLM(tiny_bundle, threads=1, adaptive_window=True, overlap=True) as llm:
+        asked = [params for _, params in REQUESTS]
+        found = llm.generate([prompt for prompt, _ in REQUESTS], [SamplingParams(**params) for params in asked])
+        assert [told(output) for output in found] == plain
+        assert llm.metrics.drafted > 0
+
+
+def test_drawn_and_greedy_drafts_in_one_batch_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
+    ways: list[dict[str, Any]] = [{"draft_sampling": "greedy"}, {"draft_greedy_below": 0.95}, {}]
+    mixed = [(prompt, params | ways[i % 3]) for i, (prompt, params) in enumerate(REQUESTS)]
+    assert [told(output) for output in outputs(tiny_bundle, requests=mixed, window=4)] == plain
 
 
 def test_batch_mates_and_slots_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:

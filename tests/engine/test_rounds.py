@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
+from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput, StructuredOutputs
 from tandemrt.engines.errors import BadRequest, Closed, InternalError, QueueFull
 from tandemrt.runtime.requests.penalties import Listed, Penalties
 from tandemrt.runtime.requests.request import Request
@@ -614,6 +614,28 @@ def test_a_budget_needs_a_bundle_that_names_its_markers(tmp_path: Path) -> None:
     bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
     with LLM(bundle, threads=1) as llm, pytest.raises(BadRequest, match="names no reasoning markers"):
         llm.generate("think", SamplingParams(thinking_token_budget=3))
+
+
+def test_markers_that_are_text_hold_a_budget_and_a_grammar_with_and_without_speculation(tmp_path: Path) -> None:
+    """D1, D2: no token of their own, and a phrase that begins with a line break."""
+    from tandemrt.engines.recipe import Recipe
+    from tandemrt.export.build import build
+    from tests.makers import tiny_checkpoint, write_recipe
+
+    draft = tiny_checkpoint(tmp_path / "draft", layers=1, seed=1)
+    recipe = write_recipe(tmp_path / "text.toml", target=tiny_checkpoint(tmp_path / "target", seed=1), draft=draft)
+    text = recipe.read_text().replace('"<think>"', '"[the]"').replace('"</think>"', '"[/the and]"')
+    recipe.write_text(text.replace('"enough.</think>"', '"\\n enough.[/the and]\\n"'))
+    params = SamplingParams(seed=2, thinking_token_budget=5, structured_outputs=StructuredOutputs(regex="[ab]{3}"))
+    with LLM(build(Recipe.load(recipe), tmp_path / "bundle").folder, threads=1) as llm:
+        assert llm.tokenizer.token_to_id("[the]") is None
+        drafted, plain = (
+            llm.generate("so[the]\n", params.model_copy(update={"window": window})) for window in (None, 0)
+        )
+    assert (drafted.token_ids, drafted.text) == (plain.token_ids, plain.text)
+    assert (drafted.reasoning_tokens - len(llm.tokenizer.encode("\n enough.")), drafted.forced_ends) == (4, 1)
+    assert drafted.reasoning.endswith("\n enough.")
+    assert (len(drafted.text), set(drafted.text) <= set("ab"), drafted.finish_reason) == (3, True, "stop")
 
 
 def test_closing_gives_the_memory_of_engines_and_caches_back(tiny_bundle: Path) -> None:

@@ -20,9 +20,21 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 ASKED = [*REQUESTS, ("the end </script>", {"rule": "rejection", "temperature": 1.0, "seed": 9, "max_tokens": 20})]
 
 
-def generate(bundle: Path, trace: Path | None, **options: Any) -> list[RequestOutput]:
+# A person at a keyboard, whose way is told in the page's title.
+KEYS = """
+const spans = [...document.querySelectorAll("[data-token]")], went = [];
+spans[0].focus();
+for (const key of ["ArrowRight", "ArrowDown", "End", "Home"]) {
+  document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+  went.push(spans.indexOf(document.activeElement));
+}
+document.title = "went=" + went + ";";
+"""
+
+
+def generate(bundle: Path, trace: Path | None, asked: list[Any] = ASKED, **options: Any) -> list[RequestOutput]:
     with LLM(bundle, trace=trace, threads=1, **options) as llm:
-        return llm.generate([prompt for prompt, _ in ASKED], [SamplingParams(**params) for _, params in ASKED])
+        return llm.generate([prompt for prompt, _ in asked], [SamplingParams(**params) for _, params in asked])
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +80,14 @@ def test_a_text_with_choices_has_tokens_that_the_grammar_forced(page: Path) -> N
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
 def test_a_browser_shows_the_tokens_and_finds_nothing_wrong(page: Path, outputs: list[RequestOutput]) -> None:
-    dom, log = browse(page)
+    pressing = page.with_name("pressing.html")
+    pressing.write_text(page.read_text("utf-8").replace("</body>", f"<script>{KEYS}</script></body>"), "utf-8")
+    dom, log = browse(pressing)
     assert "CONSOLE" not in log
+    rounds = [token["round"] for token in read(page)[0]["tokens"]]
+    to_a_round = rounds.index(rounds[1] + 1)
+    assert f"went=1,{to_a_round},{len(rounds) - 1},0;" in dom
+    assert re.search(r"token 1 of \d+, id \d+; .*; round 1, [\d.]+ ms", dom), "and each is told of"
     shown = Shown()
     shown.feed(dom)
     assert shown.tokens == outputs[0].token_ids, "of the first request, which a page begins with"
@@ -102,11 +120,11 @@ class Shown(HTMLParser):
 
 
 def test_a_chrome_trace_has_the_hosts_steps_and_the_rounds_of_every_request(tiny_bundle: Path, tmp_path: Path) -> None:
-    generate(tiny_bundle, tmp_path / "out.json")
+    generate(tiny_bundle, tmp_path / "out.json", ASKED[3:6])
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     complete = [event for event in events if event["ph"] == "X"]
     assert {"prefill", "propose", "target", "wait", "commit", "fill", "verify"} <= {event["name"] for event in complete}
-    assert {event["tid"] for event in complete if event["pid"] == 2} == set(range(len(ASKED)))
+    assert {event["tid"] for event in complete if event["pid"] == 2} == {0, 1, 2}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in complete)
     host = [event for event in complete if event["pid"] == 1]
     assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in pairwise(host)), "one after the other"

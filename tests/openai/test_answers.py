@@ -189,3 +189,14 @@ def test_metrics_count_what_was_answered(served: Served) -> None:
         after["tandemrt_time_to_first_token_seconds_count"] - before["tandemrt_time_to_first_token_seconds_count"] == 1
     )
     assert after["tandemrt_requests_running"] == after["tandemrt_requests_waiting"] == 0
+
+
+def test_logprobs_come_with_a_chat_and_with_a_completion(client: openai.OpenAI, llm: LLM) -> None:
+    asked = asking(EXAMPLES[0], seed=7, max_tokens=12)
+    content = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    expected = answer_of(llm, EXAMPLES[0], seed=7, max_tokens=12, logprobs=2)
+    assert [each.logprob for each in content] == [each.logprob for each in expected.logprobs]
+    assert [each.token for each in content] == [llm.tokenizer.decode([token]) for token in expected.token_ids]
+    assert [len(each.top_logprobs) for each in content] == [len(each.top) for each in expected.logprobs]
+    completion = client.completions.create(model=asked["model"], prompt="x", logprobs=1, max_tokens=3, seed=1)
+    assert len(completion.choices[0].logprobs.token_logprobs) == completion.usage.completion_tokens

@@ -36,7 +36,10 @@ def refused(served: Served, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         ({"max_tokens": 10**6}, "max_tokens", "must fit the engine's length 512"),
         ({"max_completion_tokens": 7}, "max_completion_tokens", "is another name of max_tokens, received 7 and 2"),
         ({"n": 2}, "n", "is not supported, received 2"),
-        ({"logprobs": True, "top_logprobs": 3}, "logprobs", "is not supported"),
+        ({"logprobs": True, "top_logprobs": 21}, "logprobs", "must be at most 20"),
+        ({"logprobs": True, "stream": True}, "logprobs", "come with whole answers in text"),
+        ({"logprobs": 3}, "logprobs", "must be true or false in a chat, received 3"),
+        ({"top_logprobs": 3}, "top_logprobs", "must come with logprobs true, received 3"),
         (
             {"chat_template_kwargs": {"enable": False}},
             "chat_template_kwargs",

@@ -56,7 +56,7 @@ def rows_for(draft) -> np.ndarray:
 
 
 def fill(state: Constraint, draft, rows) -> int:
-    return state.fill(draft, MaskRows(rows), 0)
+    return len(state.fill(draft, MaskRows(rows), 0).tokens)
 
 
 def tokens_in(row) -> frozenset[int]:

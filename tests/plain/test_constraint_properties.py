@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.constraints.phases import Phase
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tests.plain.constraints import (
@@ -78,6 +79,33 @@ def propose(data, state: Constraint, length: int) -> list[int]:
     return draft + data.draw(st.lists(letter, max_size=2))
 
 
+def hold_what_follows(data, make, state: Constraint, history: list[int], draft: list[int]) -> None:
+    """Forced tokens take the place of refused and missing ones, and where they overrule, of all that they follow."""
+    most, overrule = data.draw(st.integers(0, 7)), data.draw(st.booleans())
+    rows = rows_for(range(max(len(draft), most)))
+    window = state.fill(draft, MaskRows(rows), 0, most=most, overrule=overrule)
+    replay = make()
+    for token in history:
+        replay.commit([token])
+    assert state.forced(most) == replay.forced(most)
+    for at, token in enumerate(window.tokens):
+        row = allowed(replay)
+        assert tokens_in(rows[at]) == row
+        assert token in row
+        must = [token] if len(row) == 1 else replay.forced(1)
+        drafted = draft[at] if at < len(draft) and window.tokens[:at] == draft[:at] else None
+        if at not in window.forced:
+            assert token == drafted
+            assert not (overrule and at < most and len(row) == 1)
+        else:
+            assert at < most
+            assert must  # of a text that spells itself in one way, or in several
+            assert overrule or drafted not in row
+        replay.commit([token])
+    if len(window.tokens) < most and not replay.finished:
+        assert not replay.forced(1)
+
+
 @settings(max_examples=250, **patient)
 @given(make=requests(), data=st.data())
 def test_every_row_of_every_window_is_the_row_of_a_fresh_replay(make, data):
@@ -89,6 +117,7 @@ def test_every_row_of_every_window_is_the_row_of_a_fresh_replay(make, data):
         usable = fill(state, draft, rows)
         again = rows_for(draft)
         assert fill(state, draft, again) == usable
+        hold_what_follows(data, make, state, history, draft)
         assert (rows == again).all()
         for index in range(usable + 1):
             replay = make()

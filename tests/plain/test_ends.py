@@ -57,7 +57,7 @@ def committed(emitted: dict[int, list[int]], slots: Slots) -> tuple[Committer, C
         buffers.tokens.host_view(this.batch, WINDOW + 1)[slot, : len(tokens)] = torch.tensor(tokens)
         buffers.count.host_view(this.batch)[slot] = len(tokens)
     committer = Committer(buffers, slots, Checks(lambda: None), Metrics(accepted=[0] * WINDOW))
-    return committer, lambda: committer.commit(Verified(this, dict.fromkeys(this.rows, 0)))
+    return committer, lambda: committer.commit(Verified(this, dict.fromkeys(this.rows, 0), dict.fromkeys(this.rows, 0)))
 
 
 def test_one_who_cannot_leave_is_counted_and_told_all_the_same(caplog: pytest.LogCaptureFixture) -> None:

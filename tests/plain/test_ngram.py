@@ -30,6 +30,20 @@ def test_a_growing_text_is_looked_up_as_if_it_were_searched(
     for part in parts:
         tokens += part
         assert index.lookup(count) == search(tokens, shortest, shortest + more, count)
+        following = part[:2]
+        found = index.lookup(count, following)
+        assert found == search_behind(tokens, following, shortest, shortest + more, count)
+
+
+def search_behind(tokens: list[int], following: list[int], shortest: int, longest: int, count: int) -> list[int]:
+    """The same where ``following`` stands behind the text, of which it is no part yet."""
+    text = tokens + following
+    for size in range(longest, shortest - 1, -1):
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if size < len(text) and tokens[end - size : end] == text[len(text) - size :]:
+                followed = tokens[end:]
+                return [followed[at % len(followed)] for at in range(count)]
+    return []
 
 
 def test_a_text_that_repeats_itself_is_drafted_further_than_it_goes() -> None:

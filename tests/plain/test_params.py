@@ -35,6 +35,13 @@ from tandemrt.engines.errors import BadRequest
         ({"cache_salt": b"salt"}, "cache_salt: must be a valid string; got b'salt'"),
         ({"rule": "typical"}, "rule: .*'coupled' or 'rejection'; got 'typical'"),
         ({"window": -1}, "window: "),
+        ({"draft_sampling": "typical"}, "draft_sampling: .*'coupled'; got 'typical'"),
+        ({"draft_sampling": "probabilistic"}, "must be greedy or coupled under the rule coupled; got probabilistic"),
+        (
+            {"draft_sampling": "coupled", "rule": "rejection"},
+            "must be greedy or probabilistic under the rule rejection",
+        ),
+        ({"draft_greedy_below": -0.5}, "draft_greedy_below: must be at least 0.0; got -0.5"),
         ({"timeout_s": 0}, "timeout_s: "),
         ({"presence_penalty": 2.1}, "presence_penalty: must be at most 2.0; got 2.1"),
         ({"frequency_penalty": -2.1}, "frequency_penalty: must be at least -2.0; got -2.1"),

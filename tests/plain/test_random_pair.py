@@ -5,6 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandemrt.engines.params import StructuredOutputs
+from tandemrt.engines.recipe import Reasoning
 from tandemrt.engines.vocabulary import vocabulary_from_tokenizer
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
@@ -60,7 +61,8 @@ def test_a_filler_tokenizer_has_every_id_and_serves_grammars(tmp_path):
     opened = CheckpointTokenizer.open(write_tokenizer(tmp_path, size))
     assert opened.size == len(opened.tokenizer.get_vocab()) == size
     assert opened.stop_ids({}) == (size - 3,)
-    assert opened.spell("start", "<think>").ids == (size - 2,)
+    reasoning = Reasoning(start="<think>", ends=("</think>",), forced_end="</think>")
+    assert opened.markers(reasoning).start.ids == (size - 2,)
     vocabulary = vocabulary_from_tokenizer(AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer, size)
     library = GrammarLibrary(vocabulary, stop_ids=opened.stop_ids({}), timeout_s=60)
     compiled = library.compile(StructuredOutputs(regex="[a-z]+")).result()

@@ -36,7 +36,7 @@ def test_paths_are_relative_to_the_recipe_file(tmp_path: Path, monkeypatch: pyte
 def test_defaults_are_a_float32_model_on_the_cpu_without_a_drafter(tmp_path: Path) -> None:
     recipe = load(tmp_path, MINIMAL)
     assert (recipe.target.dtype, recipe.backend.name, recipe.draft.kind) == ("float32", "onnxruntime-cpu", "none")
-    assert recipe.draft.window == 0
+    assert recipe.draft.window == 4
     assert recipe.reasoning is None
 
 
@@ -217,7 +217,7 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
         ('[draft]\nkind = "ngram"\nngram_min = 5', "ngram_min must not exceed ngram_max; got 5 > 4. Lower"),
         ('[draft]\nkind = "model"\ncheckpoint = "d"\nngram_min = 2', "draft 'model': unknown key 'ngram_min'"),
         ('[draft]\nkind = "none"\ncheckpoint = "d"', "draft 'none': unknown key 'checkpoint'"),
-        ('[draft]\nkind = "none"\nwindow = 4', "draft 'none': unknown key 'window'"),
+        ('[draft]\nkind = "none"\nwindow = 17', "draft.window: must be at most 16; got 17"),
         (
             '[backend]\nname = "onnxruntime-cpu"\ncompute_capabilities = ["8.6"]',
             "backend 'onnxruntime-cpu': unknown key 'compute_capabilities'",
@@ -232,7 +232,7 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
         ),
         (
             '[limits]\nlength = 100\ncache_tokens = 100\n[backend]\nname = "onnxruntime-cuda"',
-            "limits.cache_tokens must hold one request: length + window + 1 = 101; got 100. Raise it",
+            "limits.cache_tokens must hold one request: length + window + 1 = 105; got 100. Raise it",
         ),
         (
             '[backend]\nname = "onnxruntime-cuda"\ncompute_capabilities = ["9.0", "9.0"]',

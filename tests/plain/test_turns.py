@@ -200,3 +200,13 @@ def test_who_had_to_leave_is_told_so_also_when_the_loop_dies_before() -> None:
     for client in ("flood", "flood", "quiet"):
         scheduler.submit(make_waiting(client=client, enforcement=Future()), block=False)
     assert len(scheduler.die(RuntimeError("the loop"))) == 3, "the one that was displaced among them"
+
+
+def test_a_lower_number_comes_first_and_among_equals_clients_have_fair_turns() -> None:
+    asked = [("a", 0), ("a", 5), ("b", 5), ("c", -1), ("a", 0), ("b", 0)]
+    waiting = [make_waiting(client=client, priority=priority) for client, priority in asked]
+    order = [waiting.index(each) for each in Turns().order(waiting, [])]
+    assert order[0] == 3
+    assert sorted(order[1:4]) == [0, 4, 5]
+    assert order.index(5) < order.index(4)  # b has had no turn when a has had one
+    assert sorted(order[4:]) == [1, 2]

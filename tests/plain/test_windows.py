@@ -23,8 +23,8 @@ def test_a_bucket_holds_its_rows_and_no_more_than_there_are_slots(rows: int, mor
 
 
 def test_few_requests_in_high_slots_have_large_batches_with_the_window_of_few() -> None:
-    assert rounds(4, Windows({1: 8, 3: 2}, 8).of) == [Shape(1, 8), Shape(2, 8), Shape(4, 2), Shape(4, 8)]
-    assert rounds(100, Windows(None, 5).of) == [Shape(batch, 5) for batch in buckets(100)]
+    assert rounds(4, Windows({1: 8, 3: 2}, 8).usual) == [Shape(1, 8), Shape(2, 8), Shape(4, 2), Shape(4, 8)]
+    assert rounds(100, Windows(None, 5).usual) == [Shape(batch, 5) for batch in buckets(100)]
 
 
 @given(st.dictionaries(st.integers(2, 70), st.integers(0, 8)), st.integers(0, 8), st.integers(1, 80))

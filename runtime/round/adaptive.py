@@ -1,0 +1,88 @@
+"""How long a window pays: what was accepted lately, against what a drafted token costs.
+
+With a chance ``a`` that a drafted token is accepted, a window of k tokens emits E(k) = 1 + a + ... + a^k tokens. A
+round takes the window with the largest E(k) / cost(k), E summed over its requests, because one window serves all of
+them.
+
+The chance is counted per request over its last windows, and forgotten by and by, in favour of hope: so drafts that were
+useless are tried again every few dozen rounds. The cost is what rounds of as many rows and that window took when
+nothing disturbed them; what no round has taken yet is guessed from the windows beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+MEMORY, MOST = 0.95, 12.0  # what remains of a count in the next round, and how many drafted tokens count at most
+HOPE, FAITH = 0.9, 0.5  # the chance where nothing is known, and how many drafted tokens that belief is worth
+GUESS = 0.25  # the cost of a drafted token before it was measured, in rounds without drafts
+_RISE = 1.02  # per round: what rounds take now becomes what they take at best
+
+
+class Acceptance:
+    """What became of the drafts of one request lately."""
+
+    def __init__(self) -> None:
+        self._tried = self._accepted = 1.0  # the first window is a whole one
+
+    def note(self, accepted: int, asked: int) -> None:
+        """In a round ``asked`` tokens were to be drafted, of which the first ``accepted`` came to stand.
+
+        A token that was refused, by the target or a constraint, and one that could not be drafted end the window.
+        """
+        tried = MEMORY * self._tried + accepted + (accepted < asked)
+        kept = min(1.0, MOST / tried)
+        self._tried = kept * tried
+        self._accepted = kept * (MEMORY * self._accepted + accepted)
+
+    @property
+    def rate(self) -> float:
+        """The chance that a drafted token is accepted, if those before it were; between 0 and 1."""
+        return (self._accepted + HOPE * FAITH) / (self._tried + FAITH)
+
+
+class RoundCosts:
+    """What rounds took, by their rows and windows."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, dict[int, float]] = {}
+        self._met: set[tuple[int, int]] = set()
+
+    def note(self, batch: int, window: int, seconds: float) -> None:
+        """A round of ``batch`` rows and ``window`` drafted tokens took ``seconds``.
+
+        The first one of a shape does not count: calls are bound in it. Nor does a window that takes longer than its
+        tokens one by one.
+        """
+        if (batch, window) not in self._met:
+            self._met.add((batch, window))
+            return
+        known = self._seconds.setdefault(batch, {})
+        if 0 in known:
+            seconds = min(seconds, (1 + window) * known[0])
+        known[window] = min(seconds, _RISE * known.get(window, seconds))
+
+    def of(self, batch: int, window: int) -> float:
+        """The cost of a round of ``batch`` rows and ``window`` drafted tokens; only quotients mean anything."""
+        known = self._seconds.get(batch, {})
+        shorter = max((each for each in known if each <= window), default=None)
+        longer = min((each for each in known if each >= window), default=None)
+        if shorter is None and longer is None:
+            return 1 + GUESS * window
+        if shorter is None or longer is None:
+            beside = longer if shorter is None else shorter
+            assert beside is not None
+            return known[beside] * (1 + GUESS * window) / (1 + GUESS * beside)
+        if shorter == longer:
+            return known[shorter]
+        return known[shorter] + (known[longer] - known[shorter]) * (window - shorter) / (longer - shorter)
+
+
+def best_window(rates: Sequence[float], costs: Mapping[int, float]) -> int:
+    """Which window emits most tokens in its time, for requests whose drafts are accepted at ``rates``.
+
+    ``costs``: what a round with each window costs. Of equally good windows the shortest.
+    """
+    return max(sorted(costs), key=lambda window: sum(_emitted(rate, window) for rate in rates) / costs[window])
+
+
+def _emitted(rate: float, window: int) -> float:
+    return sum(rate**accepted for accepted in range(window + 1))

@@ -1,0 +1,93 @@
+"""The window follows what is accepted, and what a drafted token costs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandemrt.runtime.round.adaptive import GUESS, HOPE, Acceptance, RoundCosts, best_window
+from tandemrt.runtime.round.windows import Windows
+
+WINDOWS = [0, 1, 2, 4, 8]
+
+
+def linear(token: float) -> dict[int, float]:
+    """Costs of rounds in which every drafted token costs the same."""
+    return {window: 1 + token * window for window in WINDOWS}
+
+
+def after(*noted: tuple[int, int]) -> float:
+    acceptance = Acceptance()
+    for accepted, asked in noted:
+        acceptance.note(accepted, asked)
+    return acceptance.rate
+
+
+@given(st.lists(st.integers(0, 8).flatmap(lambda asked: st.tuples(st.integers(0, asked), st.just(asked)))))
+def test_a_rate_is_a_chance(noted: list[tuple[int, int]]) -> None:
+    assert 0 < after(*noted) < 1
+
+
+def test_the_rate_is_that_of_the_last_windows() -> None:
+    assert after(*[(4, 4)] * 30) > 0.98
+    assert after(*[(0, 4)] * 30) < 0.05
+    assert after(*[(4, 4)] * 30, *[(0, 4)] * 60) < 0.1
+    assert after(*[(1, 4)] * 100) == pytest.approx(0.5, abs=0.02)  # every second one is refused
+
+
+def test_what_was_useless_is_tried_again_after_a_while_and_not_at_once() -> None:
+    rates = [after(*[(0, 4)] * 9, *[(0, 0)] * plain) for plain in range(200)]
+    assert rates == sorted(rates)
+    assert rates[-1] == pytest.approx(HOPE, abs=0.01)
+    tried_again = next(plain for plain, rate in enumerate(rates) if best_window([rate], linear(0.3)))
+    assert 20 < tried_again < 60
+    assert best_window([rates[tried_again]], linear(0.3)) == 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=5), st.floats(0, 3))
+def test_no_other_window_emits_more_in_its_time(rates: list[float], token: float) -> None:
+    def speed(window: int) -> float:
+        return sum(sum(rate**n for n in range(window + 1)) for rate in rates) / (1 + window * token)
+
+    assert speed(best_window(rates, linear(token))) == max(map(speed, WINDOWS))
+
+
+def test_drafts_that_cost_more_than_they_bring_are_not_asked_for() -> None:
+    assert [best_window([rate], linear(0.25)) for rate in (0.1, 0.4, 0.99)] == [0, 1, 8]
+    assert [best_window([0.8], linear(token)) for token in (0.0, 0.1, 0.3, 1.0)] == [8, 8, 4, 0]
+    assert best_window([0.0, 0.0, 0.0, 0.99], linear(0.25)) < best_window([0.99], linear(0.25))
+
+
+def counted(*noted: tuple[int, int, float]) -> RoundCosts:
+    costs = RoundCosts()
+    for batch, window in {(batch, window) for batch, window, _ in noted}:
+        costs.note(batch, window, 99.0)  # calls are bound
+    for each in noted:
+        costs.note(*each)
+    return costs
+
+
+def test_a_round_costs_what_rounds_of_its_rows_took_and_else_what_those_beside_it_suggest() -> None:
+    assert [counted().of(4, window) for window in (0, 4)] == [1, 1 + 4 * GUESS]
+    one = counted((4, 4, 0.02))
+    assert one.of(4, 4) / one.of(4, 0) == pytest.approx(1 + 4 * GUESS)
+    two = counted((4, 0, 0.01), (4, 4, 0.02))
+    assert [two.of(4, window) for window in (0, 1, 2, 4)] == pytest.approx([0.01, 0.0125, 0.015, 0.02])
+    assert two.of(4, 8) == pytest.approx(0.02 * (1 + 8 * GUESS) / (1 + 4 * GUESS))
+    assert two.of(8, 0) == 1
+
+
+def test_a_pause_of_the_machine_makes_no_window_dear_and_what_stays_slow_is_believed_by_and_by() -> None:
+    assert counted((1, 2, 0.01), (1, 2, 9.0)).of(1, 2) < 0.011
+    assert counted((1, 0, 0.01), (1, 2, 9.0)).of(1, 2) == pytest.approx(0.03)
+    assert counted((1, 2, 0.01), *[(1, 2, 0.03)] * 200).of(1, 2) == pytest.approx(0.03)
+    assert counted((1, 2, 0.03), (1, 2, 0.01)).of(1, 2) == pytest.approx(0.01)
+
+
+def test_windows_are_few_and_as_long_as_the_option_says_at_most() -> None:
+    adaptive = Windows({1: 6, 3: 2}, 8, adaptive=True)
+    assert [adaptive.usual(live) for live in (1, 3)] == [[0, 1, 2, 4, 6], [0, 1, 2]]
+    assert adaptive.drafted([0.99], 1) == 6
+    assert adaptive.drafted([0.01], 1) == 0
+    assert adaptive.drafted([0.01], 1, fixed=True) == 6
+    assert Windows(6, 8).drafted([0.01], 1) == 6
+    assert Windows(6, 8, drafts=False).drafted([0.99], 1) == 0

@@ -1,0 +1,62 @@
+"""Acceptance by temperature and by how drafts are drawn: ``python -m tools.bench_acceptance BUNDLE``.
+
+Each temperature's prompts run in one batch, three ways: drafts drawn to the target's noise (coupled), drawn with
+probabilities (the rejection rule), and greedy under the rejection rule, which knows no probabilities then.
+"""
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tandemrt import LLM, SamplingParams
+from tools.demo.corpus import held_out
+
+TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0, 1.3, 1.5, 2.0)
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"rule": "rejection", "draft_sampling": "greedy"},
+    "probabilistic": {"rule": "rejection"},
+    "coupled": {},
+}
+
+
+def main(
+    bundle: Annotated[Path, typer.Argument(help="A bundle of the demo with a draft model.")],
+    count: Annotated[int, typer.Option(min=1, help="Held-out sentences")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text")] = 100,
+) -> None:
+    """Print acceptance length and acceptance per position."""
+    table = Table(title="Acceptance length, its standard error, and acceptance per position", show_edge=False)
+    for heading in ("temperature", *WAYS):
+        table.add_column(heading, justify="right")
+    with LLM(bundle, threads=1) as llm:
+        for temperature in track(TEMPERATURES, description="temperatures"):
+            table.add_row(
+                f"{temperature:g}", *(_figures(llm, temperature, count, tokens, way) for way in WAYS.values())
+            )
+    Console(width=140).print(table)
+
+
+def _figures(llm: LLM, temperature: float, count: int, tokens: int, way: dict[str, Any]) -> str:
+    before = llm.metrics.copy()
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens, ignore_eos=True, **way)
+        for seed in range(count)
+    ]
+    outputs = llm.generate([example.prompt_messages() for example in held_out(count)], params)
+    spent = llm.metrics.since(before)
+    lengths = [
+        n for output in outputs for n, times in enumerate(output.speculation.acceptance_histogram) for _ in range(times)
+    ]
+    mean = sum(lengths) / len(lengths)
+    error = math.sqrt(sum((n - mean) ** 2 for n in lengths) / len(lengths) / len(lengths))
+    positions = " ".join(f"{each / spent.steps:.2f}" for each in spent.accepted)
+    return f"{1 + mean:.2f} ± {error:.2f} ({positions})"
+
+
+if __name__ == "__main__":
+    typer.run(main)
