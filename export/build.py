@@ -15,10 +15,11 @@ from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import ModelDraft, NgramDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
-from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, attention_of, compile_graph, is_cut
+from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
 from tandemrt.export.model.eagle3 import EMBEDDING
 from tandemrt.export.model.graphs import DraftHead, Model, Models, graphs, mask_token, open_models
+from tandemrt.export.model.lowerings import attention_of
 from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.writer import copied, write_safetensors

@@ -16,21 +16,11 @@ from tandemrt.export.compile.tensorrt.listeners import Progress
 from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, head_profiles
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graphs import Graph
-from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.products import fuse_transposed_products
 
 DECODERS = ("target", "draft")
 VERIFIERS = ("verify", "verify_probs")  # what TensorRT builds with our plugins; TensorRT-RTX has none
-
-
-def attention_of(recipe: Recipe) -> Lowering:
-    """Return the lowering of attention for the recipe's backend: TensorRT's safe one is the mask."""
-    if recipe.cache == "paged":
-        return "paged"
-    if recipe.backend.name == "onnxruntime-cpu":
-        return "grouped"
-    return "length" if recipe.backend.name.startswith("onnxruntime") else "mask"
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,11 @@ from tandemrt.export.read.spec import ModelSpec
 def mixture(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
     """[batch, query, hidden] to the same: what the experts give that each token chose, by the weights it gave them."""
     shares = _routed(b, Linear.stored(f"{name}.gate", experts.count)(b, x, w), experts, w.dtype)
-    none = b.constant([[0]] * experts.count, w.dtype)  # a prompt's last layer has no token
-    most = b.op("ReduceMax", b.op("Concat", shares, none, axis=1), b.constant([1]), keepdims=0)
-    chosen = b.op("Greater", most, b.constant(0, w.dtype))
+    # Compared before it is reduced: a row's NaN may not hide what another one chose.
+    choices = b.cast(b.op("Greater", shares, b.constant(0, w.dtype)), "int32")
+    none = b.constant([[0]] * experts.count, "int32")  # a prompt's last layer has no token
+    chosen = b.op("ReduceMax", b.op("Concat", choices, none, axis=1), b.constant([1]), keepdims=0)
+    chosen = b.cast(chosen, "bool")
     flat = b.op("Reshape", x, b.constant([-1, spec.hidden]))
     total = b.op("Mul", flat, b.constant(0, w.dtype))
     for expert in range(experts.count):

@@ -15,10 +15,11 @@ from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.recipe import Eagle3Draft, ModelDraft, PardDraft, Recipe, Target
+from tandemrt.engines.tensorrt.recipe import TensorRtRtx
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.eagle3 import EMBEDDING, build_eagle3, build_fuse
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
-from tandemrt.export.model.lowerings import Lowering, fitting
+from tandemrt.export.model.lowerings import Lowering, attention_of, fitting
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.eagle3 import Eagle3Spec
@@ -26,6 +27,8 @@ from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.plugins.operators import HEAD_DIMS
+
+FLOAT8_FROM = 8.9  # the first compute capability that has it
 
 
 @dataclass(frozen=True)
@@ -139,17 +142,17 @@ def open_models(recipe: Recipe) -> Models:
     """Open the target and, if a model or a head drafts, the draft; check that they fit each other. Raises BadRecipe."""
     target = Model.open("target", recipe.target, recipe.target.dtype, length=recipe.limits.length)
     _require_products(target, recipe)
-    _require_kernel(target, recipe)
+    _require_support(target, recipe)
     if isinstance(recipe.draft, Eagle3Draft):
         head = DraftHead.open(recipe.draft, target, length=recipe.limits.length)
-        _require_kernel(head, recipe)
+        _require_support(head, recipe)
         return target, head
     if not isinstance(recipe.draft, ModelDraft | PardDraft):
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
     draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
     _require_products(draft, recipe)
-    _require_kernel(draft, recipe)
+    _require_support(draft, recipe)
     if draft.spec.vocab < target.vocabulary.size:  # what is wider than a tokenizer is padding
         rule = f"it must know every token of the target's tokenizer, {target.vocabulary.size}"
         raise BadRecipe(f"draft.checkpoint: {rule}; its logits have {draft.spec.vocab}; choose one of the same family")
@@ -170,7 +173,7 @@ def mask_token(checkpoint: Checkpoint) -> int:
     return token
 
 
-def _require_kernel(model: Draft, recipe: Recipe) -> None:
+def _require_support(model: Draft, recipe: Recipe) -> None:
     if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
         rule = (
             f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
@@ -178,17 +181,31 @@ def _require_kernel(model: Draft, recipe: Recipe) -> None:
         found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
         raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
     layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
-    if recipe.cache == "paged" and (why := unsupported(layers, "paged", recipe.capacity)):
+    if why := unsupported(layers, fitting(attention_of(recipe), layers), recipe.capacity):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
 
 
 def _require_products(model: Model, recipe: Recipe) -> None:
+    """Raise BadRecipe unless the backend has products for a checkpoint that comes quantized."""
     found = read_quantization(model.source.config, model.source.folder)
-    if found is not None and recipe.backend.name != "onnxruntime-cpu":
-        rule = f"a checkpoint that comes quantized ({found.method}) needs backend.name 'onnxruntime-cpu'"
+    backend = recipe.backend
+    if found is None or backend.name == "onnxruntime-cpu":
+        return
+    what = f"{model.role}.checkpoint: a checkpoint that comes quantized ({found.method})"
+    if not isinstance(backend, TensorRtRtx):
         raise BadRecipe(
-            f"{model.role}.checkpoint: {rule}; got {recipe.backend.name!r}, which has no products for it yet; choose "
-            "that backend, or the checkpoint that is not quantized"
+            f"{what} needs backend.name 'onnxruntime-cpu' or 'tensorrt-rtx'; got {backend.name!r}, which has no "
+            "products for it yet; choose one of these, or the checkpoint that is not quantized"
+        )
+    if any(scheme.weight != "float8_e4m3fn" or scheme.inputs == "token" for _, scheme in found.rules):
+        raise BadRecipe(
+            f"{what} needs weights in float8 and inputs that are whole, or have static scales, for backend.name "
+            "'tensorrt-rtx'; choose 'onnxruntime-cpu', or a checkpoint quantized so"
+        )
+    if without := [each for each in backend.compute_capabilities if float(each) < FLOAT8_FROM]:
+        raise BadRecipe(
+            f"{what} in float8 needs compute capability {FLOAT8_FROM} or later; got {', '.join(without)} in "
+            "backend.compute_capabilities; drop it, or choose the checkpoint that is not quantized"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from tandemrt.engines.recipe import Recipe
 from tandemrt.export.model.activation import GatedActivation, one_product, one_product_and_operator, two_products
 from tandemrt.export.model.attention import AttentionMaker, LinearCacheAttention
 from tandemrt.export.model.builder import GraphBuilder
@@ -42,6 +43,15 @@ def fitting(attention: Lowering, spec: ModelSpec) -> Lowering:
     """``attention``, or what takes its place for a head, or a rotated part of it, that its operator does not take."""
     sizes = (spec.head_dim, *(rope.rotated for layer in range(spec.layers) if (rope := spec.rope_of(layer))))
     return "length" if attention == "grouped" and any(size % HEAD_DIM_STEP for size in sizes) else attention
+
+
+def attention_of(recipe: Recipe) -> Lowering:
+    """Return the lowering of attention for the recipe's backend: TensorRT's safe one is the mask."""
+    if recipe.cache == "paged":
+        return "paged"
+    if recipe.backend.name == "onnxruntime-cpu":
+        return "grouped"
+    return "length" if recipe.backend.name.startswith("onnxruntime") else "mask"
 
 
 def _paged_functions(spec: ModelSpec) -> tuple[ir.Function, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK = 32  # values per scale: as fast as wider blocks (docs/benchmarks.md), and the most exact
+_AT_ONCE = 1 << 22  # values that are quantized together, which bounds the memory that takes
 _SHRUNK = np.linspace(1.0, 0.7, 13, dtype=np.float32)  # of a block's range, tried for 4 bits
 
 
@@ -68,12 +69,28 @@ def quantize(matrix: npt.NDArray[np.float32], form: Form, scales_in: npt.DTypeLi
     With 8 bits the largest value of a block is the largest integer. With 4 the range of each block is the one of 13
     that leaves the least error (squared).
     """
+    step = max(1, _AT_ONCE // matrix.shape[1])
+    parts = [_quantized(matrix[at : at + step], form, scales_in) for at in range(0, len(matrix), step)]
+    integers, scales = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Blocks(form, matrix.shape[1], integers, scales)
+
+
+def nibbles(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Two integers of the last dimension in a byte, the first one in its low half."""
+    even = np.concatenate([values, np.zeros_like(values[..., :1])], -1) if values.shape[-1] % 2 else values
+    packed: npt.NDArray[np.uint8] = even[..., 0::2] | (even[..., 1::2] << np.uint8(4))
+    return packed
+
+
+def _quantized(
+    matrix: npt.NDArray[np.float32], form: Form, scales_in: npt.DTypeLike
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    """Integers and scales of some rows."""
 
     def held(scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return scales.astype(scales_in).astype(np.float32)
 
-    rows, inner = matrix.shape
-    most = (1 << (form.bits - 1)) - 1
+    (rows, inner), most = matrix.shape, (1 << (form.bits - 1)) - 1
     padded = np.zeros((rows, -(-inner // form.block) * form.block), np.float32)
     padded[:, :inner] = matrix
     blocks = padded.reshape(rows, -1, form.block)
@@ -90,14 +107,7 @@ def quantize(matrix: npt.NDArray[np.float32], form: Form, scales_in: npt.DTypeLi
             least = np.where(better, error, least)
             scales = np.where(better, tried, scales)
             integers = np.where(better[:, :, None], rounded, integers)
-    return Blocks(form, inner, (integers + (most + 1)).astype(np.uint8), scales.astype(np.float32))
-
-
-def nibbles(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Two integers of the last dimension in a byte, the first one in its low half."""
-    even = np.concatenate([values, np.zeros_like(values[..., :1])], -1) if values.shape[-1] % 2 else values
-    packed: npt.NDArray[np.uint8] = even[..., 0::2] | (even[..., 1::2] << np.uint8(4))
-    return packed
+    return (integers + (most + 1)).astype(np.uint8), scales.astype(np.float32)
 
 
 def _rounded(blocks: npt.NDArray[np.float32], scales: npt.NDArray[np.float32], most: int) -> npt.NDArray[np.float32]:

@@ -59,7 +59,10 @@ def publish(
     checkpoint = Checkpoint.open(folder)
     if found := read_quantization(checkpoint.config, checkpoint.folder):
         raise BadCheckpoint(f"{folder}: is quantized already ({found.method}); give the checkpoint it was made from")
-    ModelSpec.from_hf(checkpoint.config)
+    if ModelSpec.from_hf(checkpoint.config).experts is not None:
+        raise BadCheckpoint(
+            f"{folder}: has experts, which are not quantized here; use llm-compressor, or another model"
+        )
     if group not in GROUPS:
         raise BadRequest(f"group must be one of {', '.join(map(str, GROUPS))}; got {group}")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

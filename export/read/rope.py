@@ -14,7 +14,7 @@ from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.rope_scaling import llama3, longrope, yarn
 
-_NAMES = ("rope_parameters", "rope_scaling", "rope_theta")
+_NAMES = ("rope_scaling", "rope_parameters", "rope_theta")  # where both are given the second holds
 
 
 @dataclass(frozen=True)
@@ -84,21 +84,21 @@ def ropes(
     found = _parameters(config, rules)
     local: Mapping[str, Any] = {"rope_theta": config.number(*rules.local_theta)}
     if "full_attention" in found or "sliding_attention" in found:
-        local = {**local, **_object(config, found.get("sliding_attention") or {})}
-        found = {"rope_theta": found["rope_theta"], **_object(config, found.get("full_attention") or {})}
-    both = (_read(config, part, head_dim, max_length, rules, length or max_length) for part in (found, local))
-    rope, other = both
+        local = {**local, **_object(config, found.get("sliding_attention", {}))}
+        found = {"rope_theta": found["rope_theta"], **_object(config, found.get("full_attention", {}))}
+    rope, other = (_read(config, part, head_dim, max_length, rules, length or max_length) for part in (found, local))
     return rope, other if other != rope else None
 
 
 def _parameters(config: Fields, rules: RopeRules) -> dict[str, Any]:
     said = {name: config.get(name) for name in _NAMES}
-    given = [_object(config, said[name] or {}) for name in ("rope_scaling", "rope_parameters")]
     if all(value is None for value in said.values()):
-        given.append(dict(rules.default))
-    merged = {**given[0], **given[1], **(given[2] if len(given) > 2 else {})}
-    merged.setdefault("rope_theta", said["rope_theta"] or rules.default["rope_theta"])
-    return merged
+        return dict(rules.default)
+    theta = said.pop("rope_theta")
+    given = {"rope_theta": rules.default["rope_theta"] if theta is None else theta}
+    for found in said.values():
+        given |= {} if found is None else _object(config, found)
+    return given
 
 
 def _object(config: Fields, found: Any) -> dict[str, Any]:

@@ -156,11 +156,17 @@ class ModelSpec:
         )
 
 
+def sees_images(config: Mapping[str, Any]) -> bool:
+    """Whether the model of a config also sees images; what is read of it is its text part."""
+    named = config.get("architectures")
+    return isinstance(named, list) and len(named) == 1 and named[0] in WITH_IMAGES
+
+
 def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]:
     """The config of the text part as one object, its architecture, and its family."""
     named, kind = config.get("architectures") or [], config.get("model_type")
     found = [str(name) for name in named] if isinstance(named, list) else [str(named)]
-    if len(found) == 1 and found[0] in WITH_IMAGES:
+    if sees_images(config):
         config, found = _text_part(config, WITH_IMAGES[found[0]])
         kind = config["model_type"]
     if not found:

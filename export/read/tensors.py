@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
-from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.spec import ModelSpec, sees_images
 
 # The text part of a model that also sees images, as the first files named it and as transformers names it now.
 _TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.)")
@@ -16,16 +16,17 @@ _IMAGES = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|multi_modal_proj
 
 
 def named(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
-    """``checkpoint`` with every tensor by the name that the graph asks for; those of images left out.
+    """``checkpoint`` with every tensor by the name that the graph asks for; of a model with images, the text part.
 
     Nothing is read or copied: a part of a tensor is a place in the same file. Raises BadCheckpoint for a fused tensor
     that has another number of rows than its parts.
     """
     tensors: dict[str, StoredTensor] = {}
+    images = sees_images(checkpoint.config)
     for name, tensor in checkpoint.tensors.items():
-        if _IMAGES.match(name):
+        if images and _IMAGES.match(name):
             continue
-        tensors |= _parts(_expert(_TEXT.sub("", name, count=1)), tensor, spec)
+        tensors |= _parts(_expert(_TEXT.sub("", name, count=1) if images else name), tensor, spec)
     return replace(checkpoint, tensors=tensors)
 
 

@@ -66,6 +66,19 @@ def open_widened_steps(
     return Executor(wide, bindings, pieces, constants, Context(_CPU, threads=threads), [call])
 
 
+def rounds_inputs(bundle: Bundle, name: EngineName) -> bool:
+    """Whether engine ``name`` has products that round what they multiply, to 8 bits or to float8."""
+    entry = bundle.engine(name)
+    if entry.decoder is not None or not (path := bundle.path(name).with_suffix(".onnx")).is_file():
+        return False
+    nodes = ir.traversal.RecursiveGraphIterator(ir.load(path).graph)
+    return any(
+        node.op_type in ("MatMulNBits", "QuantizeLinear")
+        or (node.op_type == "Cast" and node.attributes["to"].value == ir.DataType.FLOAT8E4M3FN.value)
+        for node in nodes
+    )
+
+
 def in_float32(contract: Contract) -> Contract:
     """The same bindings, with float32 wherever a half precision stood."""
     return Contract(_wide(contract.inputs), _wide(contract.outputs), contract.aliases)

@@ -1,7 +1,8 @@
 """``tandemrt export check``: every check of a bundle as a row of a table, and as JSON."""
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.command_options import takes_options
+from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.runtime.cli.arguments import BundlePath, Report
 
@@ -33,18 +35,28 @@ def register(export: typer.Typer) -> None:
 def check(
     bundle: BundlePath,
     out: Report = None,
+    beside: Annotated[
+        Path | None, typer.Option(help="Another bundle, of the checkpoint that this one's weights were rounded from.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="With --beside: a file with text that both read; logits, perplexity, drafts.")
+    ] = None,
     *,
     options: RuntimeOptions,
 ) -> None:
     """Check BUNDLE on the machine that will serve it: engines, caches, texts. Exit code 1 if anything fails."""
+    if (beside is None) != (text is None):
+        raise BadRequest("--beside and --text must be given together; got one of them")
     options.require_fit(Bundle.read(bundle).limits)  # refused before the runtime's imports, which take seconds
+    from tandemrt.runtime.check.beside import read_text
     from tandemrt.runtime.check.run import check_bundle
     from tandemrt.runtime.cli.doctor import machine
 
     table = Table("check", "compared with", "result", "verdict", show_edge=False)
     rows: list[dict[str, Any]] = []
+    words = "" if text is None else read_text(text)
     with Status("checking the files", console=console) as status:
-        for finding in check_bundle(bundle, options):
+        for finding in check_bundle(bundle, options, beside=beside, text=words):
             rows.append(finding.to_json())
             colour = _COLOURS[finding.verdict]
             cells = (escape(text) for text in (finding.check, finding.against, finding.result))

@@ -11,10 +11,12 @@ from tandemrt.runtime.check.walk import Plan, found
 
 # Largest difference of a logit, as a share of the largest logit: sums in another order, and rounding between layers.
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+# The same where products round what they multiply: a last bit can move a value by a step of 8 bits.
+ROUNDED = 5e-2
 GARBAGE = 3e2  # far from anything a model writes, and no overflow in any dtype
 
 
-def check_logits(name: str, engine: Engine, expected: torch.Tensor, plan: Plan) -> Finding:
+def check_logits(name: str, engine: Engine, expected: torch.Tensor, plan: Plan, tolerance: float) -> Finding:
     """Compare every token the plan has scored with ``expected`` [rows, length, vocab]."""
     dtype = engine.contract["logits"].dtype
     difference = Difference()
@@ -23,9 +25,9 @@ def check_logits(name: str, engine: Engine, expected: torch.Tensor, plan: Plan) 
     return Finding(
         f"logits of {name}",
         "onnxruntime-cpu, float32, all tokens in one call",
-        difference.describe(TOLERANCES[dtype]),
-        judged(difference.within(TOLERANCES[dtype])),
-        {"tolerance": TOLERANCES[dtype], "dtype": dtype, **difference.numbers()},
+        difference.describe(tolerance),
+        judged(difference.within(tolerance)),
+        {"tolerance": tolerance, "dtype": dtype, **difference.numbers()},
     )
 
 

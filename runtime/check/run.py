@@ -9,9 +9,10 @@ from tandemrt.engines.errors import TandemError
 from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.check.baseline import open_baseline
+from tandemrt.runtime.check.baseline import open_baseline, rounds_inputs
+from tandemrt.runtime.check.beside import check_beside
 from tandemrt.runtime.check.finding import Finding, judged
-from tandemrt.runtime.check.logits import check_logits, check_poison
+from tandemrt.runtime.check.logits import ROUNDED, TOLERANCES, check_logits, check_poison
 from tandemrt.runtime.check.memory import measure_memory, used
 from tandemrt.runtime.check.operators import check_operators
 from tandemrt.runtime.check.replay import check_replay
@@ -22,12 +23,16 @@ from tandemrt.runtime.llm import LLM
 DEFAULTS = RuntimeOptions()
 
 
-def check_bundle(path: Path, options: RuntimeOptions = DEFAULTS) -> Iterator[Finding]:
+def check_bundle(
+    path: Path, options: RuntimeOptions = DEFAULTS, *, beside: Path | None = None, text: str = ""
+) -> Iterator[Finding]:
     """Open the bundle at ``path`` as ``options`` say and yield what every check found.
 
-    Raises BadBundle or BackendUnavailable if it cannot be opened at all.
+    With ``beside``, another bundle of the same vocabulary, also what both make of ``text``. Raises BadBundle or
+    BackendUnavailable if one cannot be opened at all.
     """
     bundle = Bundle.open(path)
+    other = None if beside is None else Bundle.open(beside)
     problems = bundle.problems(verify=True)
     yield Finding(
         "files",
@@ -42,6 +47,8 @@ def check_bundle(path: Path, options: RuntimeOptions = DEFAULTS) -> Iterator[Fin
             yield from check_engines(bundle, llm.loop.tandem.engines, options.threads)
         yield from guarded("texts with speculation", partial(check_texts, llm))
         yield from guarded("memory", partial(measure_memory, llm.loop, before, after))
+    if other is not None:
+        yield from guarded("text beside another bundle", partial(check_beside, bundle, other, options, text))
 
 
 def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | None) -> Iterator[Finding]:
@@ -53,7 +60,8 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
         rows, length = len(plan.tokens), len(plan.tokens[0])
         largest = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
         baseline = open_baseline(bundle, name, threads, largest)
-        yield check_logits(name, engine, expected(baseline, plan), plan)
+        tolerance = ROUNDED if rounds_inputs(bundle, name) else TOLERANCES[engine.contract["logits"].dtype]
+        yield check_logits(name, engine, expected(baseline, plan), plan, tolerance)
 
     for name in bundle.manifest.engines:
         engine = engines[name]

@@ -248,13 +248,13 @@ class Phases:
         # all of the marker it is the beginning of a block, unless the rest of the token says otherwise.
         tokens = (*state.pending, token)
         legal = not state.marker_only and bitmask.allows(self._answer_base(state), token) and _accepts(grammar, tokens)
-        symbols, (node, end) = self.symbols(token), self._opening(state, token) or (ROOT, 0)
+        node, end = self._opening(state, token) or (ROOT, 0)
         if end is None:
             after = state._replace(node=node, pending=tokens, marker_only=not legal)
             return after, (Told("answer" if legal else "marker", self._covered(after)),)
         begun = state._replace(pending=(), marker_only=False)
-        if end and self._can(self._opened, begun, symbols, end):
-            return self._opened(begun, symbols, end)
+        if end and self._can(self._opened, begun, self.symbols(token), end):
+            return self._opened(begun, self.symbols(token), end)
         if not legal:
             raise Refused
         after = state._replace(phase=Phase.ANSWER, node=ROOT, pending=())

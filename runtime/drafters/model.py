@@ -100,7 +100,7 @@ class ModelDrafter(Unmoved):
     def skip(self, this: Round) -> None:
         """See Drafter.skip. What these rows emit meanwhile is fed to the draft before it is asked again."""
         for slot, running in this.rows.items():
-            self._seen[slot] = min(self._seen.get(slot, self.held(running)), self.held(running))
+            self._seen[slot] = self.held(running)
         if this.prompts != NO_PROMPTS:
             assert self._runs is not None
             self._take_in(self._runs, this.prompts)

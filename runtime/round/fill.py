@@ -88,10 +88,10 @@ class Filler:
         if running.share is not None:
             self._metrics.fill_seconds.observe(running.share.newest)
         tokens = filled.tokens
+        kept = next((at for at, token in enumerate(tokens) if [token] != draft[at : at + 1]), len(tokens))
         if request.trace is not None:
             allowed = [self._masks.allowed(first + row) for row in range(len(tokens) + 1)]
-            request.trace.fill(time.perf_counter(), draft, len(tokens), allowed)
-        kept = next((at for at, token in enumerate(tokens) if [token] != draft[at : at + 1]), len(tokens))
+            request.trace.fill(time.perf_counter(), draft if kept == len(tokens) else tokens, len(tokens), allowed)
         # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
         # would draw from the target where the rule draws from the residual.
         if rejection and kept == len(tokens):

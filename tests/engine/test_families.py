@@ -112,6 +112,15 @@ def test_an_expert_that_no_token_chose_is_not_run(tmp_path: Path) -> None:
     assert_close(Decoder(tmp_path, "grouped", batch=1)([[7]], [0])[0], expected)
 
 
+def test_a_row_that_holds_nonsense_takes_no_expert_from_another_one(tmp_path: Path) -> None:
+    make_checkpoint("mixtral", tmp_path)
+    decode = Decoder(tmp_path, "grouped", batch=2)
+    alone = decode([[7], [7]], [0, 0])[0]
+    for cache in decode.caches.values():
+        cache[1] = float("nan")
+    assert torch.equal(decode([[7], [7]], [0, 9])[0], alone)
+
+
 @pytest.mark.parametrize("case", ["phi3", "mixtral"])
 def test_every_product_is_quantized_whatever_a_family_calls_it(tmp_path: Path, case: str) -> None:
     model = make_checkpoint(case, tmp_path)

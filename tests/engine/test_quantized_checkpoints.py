@@ -115,7 +115,7 @@ def test_float8_is_read_for_rounding_anew(tmp_path, case):
 
 def test_a_token_has_the_same_bits_in_any_window_beside_any_rows(tmp_path):
     FLOAT8["compressed-tensors, channel, inputs by token"].write(tmp_path)
-    rows, length = 5, 20
+    rows, length = 5, 10
     texts = torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(1)).tolist()
 
     def scored(batch: int, window: int) -> torch.Tensor:
@@ -124,7 +124,7 @@ def test_a_token_has_the_same_bits_in_any_window_beside_any_rows(tmp_path):
         return torch.cat(parts, dim=1)[0]
 
     alone = scored(1, 1)
-    for batch, window in ((1, 5), (2, 1), (5, 1), (5, 4)):
+    for batch, window in ((1, 5), (2, 1), (5, 5)):
         assert torch.equal(scored(batch, window), alone), (batch, window)
 
 
@@ -260,7 +260,7 @@ def test_a_bundle_of_such_checkpoints_says_what_it_made_of_them_and_speculates_i
     texts = []
     for window in (0, 4):
         with LLM(tmp_path / "out", threads=1, window=window) as llm:
-            outputs = llm.generate(["json", "long " * 9], SamplingParams(temperature=0.8, seed=3, max_tokens=24))
+            outputs = llm.generate(["json", "long " * 9], SamplingParams(temperature=0.8, seed=3, max_tokens=16))
             texts.append([output.token_ids for output in outputs])
     assert texts[0] == texts[1]
 
@@ -284,9 +284,32 @@ def test_a_module_that_is_left_out_is_whole_beside_others_that_are_not(tmp_path)
     assert (found - expected).norm() < 0.01 * expected.norm()
 
 
-def test_backends_without_products_for_it_are_refused_before_anything_is_built(tmp_path):
+RTX = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.9", "12.0"]'
+
+
+@pytest.mark.parametrize(
+    ("case", "backend", "message"),
+    [
+        (INT4["gptq_v2, zero points"], 'name = "onnxruntime-cuda"', r"\(gptq\) needs .*got 'onnxruntime-cuda'"),
+        (INT4["gptq_v2, zero points"], RTX, r"\(gptq\) needs weights in float8"),
+        (FLOAT8["compressed-tensors, channel, inputs by token"], RTX, "inputs that are whole, or have static scales"),
+        (FLOAT8["modelopt"], RTX.replace("8.9", "8.6"), "needs compute capability 8.9 or later; got 8.6 in"),
+    ],
+)
+def test_backends_without_products_for_it_are_refused_before_anything_is_built(tmp_path, case, backend, message):
     target = tiny_checkpoint(tmp_path / "target")
-    narrow.rewrite(target, GPTQ_V2, INT4["gptq_v2, zero points"].store)
-    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target), backend="onnxruntime-cuda")
-    with pytest.raises(BadRecipe, match=r"comes quantized \(gptq\) needs .*'onnxruntime-cpu'; got 'onnxruntime-cuda'"):
+    narrow.rewrite(target, case.config, case.store)
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, dtype="float16", backend=backend))
+    with pytest.raises(BadRecipe, match=message):
         open_models(recipe)
+
+
+def test_tensorrt_rtx_builds_products_of_float8_ahead_of_time(tmp_path):
+    target, case = tiny_checkpoint(tmp_path / "target", layers=1), FLOAT8["modelopt"]
+    narrow.rewrite(target, case.config, case.store)
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, dtype="float16", backend=RTX))
+    build(recipe, tmp_path / "out")
+    report = json.loads((tmp_path / "out" / "target" / "model.inspect.json").read_text())
+    layers = report["network_layers"]
+    assert report["built_for"] == "sm_89+sm_120"
+    assert (layers["QUANTIZE"], layers["DEQUANTIZE"]) == (7, 14)  # the inputs of each product, and its weight too

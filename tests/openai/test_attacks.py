@@ -1,12 +1,10 @@
-"""``python -m tools.attack`` in short: what is too large is refused over both faces, and a victim's stream is whole."""
+"""``python -m tools.attack`` in short: what is too large is refused, and a victim's stream is whole."""
 
 import os
 from urllib.parse import urlsplit
 
-import pytest
-
 from tests.openai.client import Served, endless, events
-from tools.attack.faces import Face, Http, PythonApi
+from tools.attack.faces import Http, PythonApi
 from tools.attack.measure import attacked
 from tools.attack.requests import requests
 
@@ -23,15 +21,14 @@ REFUSED = {  # what is known to be too much at a glance, and what is said of it
 }
 
 
-@pytest.mark.parametrize("face", ["Python API", "tandemrt serve"])
-def test_attackers_are_refused_in_our_words_while_a_victim_streams(served: Served, face: str) -> None:
+def test_attackers_are_refused_in_our_words_while_a_victim_streams(served: Served) -> None:
     port = urlsplit(served.url).port
     assert port is not None
-    faces: dict[str, Face] = {each.name: each for each in (PythonApi(served.llm, os.getpid()), Http(port, os.getpid()))}
+    face = Http(port, os.getpid())
     alone = served.ask("/v1/completions", endless())[1]["choices"][0]["text"]
     victim = served.send("/v1/completions", endless(stream=True, user="victim"))
     for name, words in REFUSED.items():
-        answer = faces[face].send(requests()[name]())
+        answer = face.send(requests()[name]())
         assert answer.startswith("refused: "), f"{name}: {answer}"
         assert words in answer, f"{name}: {answer}"
     assert "".join(event["choices"][0]["text"] for event in events(victim.getresponse())) == alone

@@ -149,6 +149,12 @@ def test_a_drafted_id_that_does_not_exist_is_refused_like_any_other(stray):
     assert fill(constraint(), [A, stray], rows) == 1
 
 
+@pytest.mark.parametrize("stray", [-1, VALID, 10**9])
+def test_a_committed_id_that_does_not_exist_is_a_bug_in_an_open_beginning_too(stray):
+    with pytest.raises(InternalError, match="is forbidden in phase open"):
+        constraint(thinking=rule(), grammar=json_grammar(FLAG)).commit([stray])
+
+
 def test_what_is_drafted_behind_the_end_is_discarded_in_silence():
     """G3, G21: a stop token in the middle of a window."""
     state = constraint(grammar=json_grammar(FLAG))
