@@ -22,6 +22,13 @@ def require_fit(params: SamplingParams, manifest: Manifest, window: int | None =
         raise BadRequest(
             f"window: this runtime drafts at most {most} tokens per round, received {quoted(params.window)}"
         )
+    if manifest.draft.kind in ("ngram", "none"):
+        for name in ("draft_sampling", "draft_greedy_below"):
+            if getattr(params, name) is not None:
+                raise BadRequest(
+                    f"{name}: says how a draft model draws its tokens, and this bundle has none (draft "
+                    f"{manifest.draft.kind!r}), received {quoted(getattr(params, name))}; leave it out"
+                )
     beyond = [token for token in params.logit_bias or () if token >= manifest.valid_tokens]
     if beyond:
         raise BadRequest(

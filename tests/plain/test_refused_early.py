@@ -71,6 +71,17 @@ def test_a_manifest_alone_tells_what_a_request_cannot_have(
         require_fit(SamplingParams(**params), manifest)
 
 
+@pytest.mark.parametrize("params", [{"draft_sampling": "greedy"}, {"draft_greedy_below": 0.3}])
+def test_how_drafts_are_drawn_is_no_matter_of_a_bundle_whose_drafts_are_looked_up(
+    tmp_path: Path, params: dict[str, Any]
+) -> None:
+    manifest = write_bundle(tmp_path / "sample").manifest
+    require_fit(SamplingParams(**params), manifest)
+    looked_up = manifest.draft.model_copy(update={"kind": "ngram"})
+    with pytest.raises(BadRequest, match="draft_.*: says how a draft model draws its tokens, .*'ngram'.*; leave it"):
+        require_fit(SamplingParams(**params), manifest.model_copy(update={"draft": looked_up}))
+
+
 def test_a_budget_needs_a_bundle_that_names_markers(tmp_path: Path) -> None:
     manifest = write_bundle(tmp_path / "sample").manifest.model_copy(update={"markers": None})
     with pytest.raises(BadRequest, match="thinking_token_budget: this bundle names no reasoning markers, received 3"):
