@@ -9,6 +9,7 @@ import pytest
 
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.fit import require_fit
+from tandemrt.engines.manifest import Manifest
 from tandemrt.engines.params import SamplingParams
 from tests.plain.test_bundle import write_bundle
 
@@ -76,10 +77,13 @@ def test_how_drafts_are_drawn_is_no_matter_of_a_bundle_whose_drafts_are_looked_u
     tmp_path: Path, params: dict[str, Any]
 ) -> None:
     manifest = write_bundle(tmp_path / "sample").manifest
-    require_fit(SamplingParams(**params), manifest)
-    looked_up = manifest.draft.model_copy(update={"kind": "ngram"})
-    with pytest.raises(BadRequest, match="draft_.*: says how a draft model draws its tokens, .*'ngram'.*; leave it"):
-        require_fit(SamplingParams(**params), manifest.model_copy(update={"draft": looked_up}))
+
+    def drafting(kind: str) -> Manifest:
+        return manifest.model_copy(update={"draft": manifest.draft.model_copy(update={"kind": kind})})
+
+    require_fit(SamplingParams(**params), drafting("model"))
+    with pytest.raises(BadRequest, match=r"draft_.*: says how a draft model draws its tokens, .*'ngram'.*; leave it"):
+        require_fit(SamplingParams(**params), drafting("ngram"))
 
 
 def test_a_budget_needs_a_bundle_that_names_markers(tmp_path: Path) -> None:
