@@ -47,6 +47,9 @@ class Drafter(SlotListener, Protocol):
     def overruled(self, running: Running, kept: int) -> None:
         """Take note that of the window it just drafted only the first ``kept`` tokens are verified, then others."""
 
+    def needed(self, this: Round) -> int:
+        """How long the window of ``this`` round has to be, at most as it is. Asked behind the last commit."""
+
     def propose(self, this: Round) -> Buffer | None:
         """Draft the window of ``this`` round, at least one token, and take in its prompts.
 
@@ -65,6 +68,10 @@ class Drafter(SlotListener, Protocol):
 
 class Unmoved:
     """The hooks of a drafter that needs nothing of what the target computes and verification decides."""
+
+    def needed(self, this: Round) -> int:
+        """See Drafter.needed."""
+        return this.window
 
     def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
         """See Drafter.reads."""

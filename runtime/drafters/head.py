@@ -140,6 +140,10 @@ class HeadDrafter:
         self._pair_states[slot : slot + slots, 0] = states[:, count - 1]
         self._counts[slot : slot + slots] = 1
 
+    def needed(self, this: Round) -> int:
+        """See Drafter.needed."""
+        return this.window
+
     def skip(self, this: Round) -> None:
         """See Drafter.skip. The pairs of its rows are fed."""
         if this.batch:

@@ -47,14 +47,22 @@ class NgramDrafter(Unmoved):
     def overruled(self, running: Running, kept: int) -> None:
         """See Drafter.overruled."""
 
+    def needed(self, this: Round) -> int:
+        """See Drafter.needed. Without a match nothing is drafted, and the round costs what plain decoding costs."""
+        return max(map(len, self._lookups(this).values()), default=0)
+
     def propose(self, this: Round) -> None:
-        """See Drafter.propose. What is forced is looked up as if it stood in the text."""
+        """See Drafter.propose."""
+        write_drafts(self._buffers.draft_tokens, this.batch, this.window, self._lookups(this))
+
+    def _lookups(self, this: Round) -> dict[int, list[int]]:
+        """What is forced and what is found behind it, by slot."""
         found = {}
         for slot, running in this.rows.items():
             forced = list(this.forced.get(slot, ()))
-            count = min(this.window, running.request.window) - len(forced)
-            found[slot] = forced + self._indexes[slot].lookup(max(0, count), forced)
-        write_drafts(self._buffers.draft_tokens, this.batch, this.window, found)
+            count = max(0, this.most(running) - len(forced))
+            found[slot] = forced + self._indexes[slot].lookup(count, forced)
+        return found
 
 
 class NgramIndex:

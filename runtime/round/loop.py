@@ -93,7 +93,7 @@ class Loop:
             self._last = timetable(this, last, self.drafter.ahead and not waits)
             # In the long run a step takes as long as the device's round, with overlap too.
             if self._last is not None and last is not None and this.prompts == NO_PROMPTS and not waits:
-                self.windows.costs.note(this.batch, this.window, time.perf_counter() - started)
+                self.windows.costs.note(this.batch, self._last.round.window, time.perf_counter() - started)
         elif last is not None:
             self._stages.commit(last, self._stages.fetch(None, last))
         else:

@@ -1,7 +1,9 @@
 """The stages of a round, each counted and timed: the verbs that the loop's timetables are made of."""
 
+from dataclasses import replace
 from typing import Any
 
+from tandemrt.engines.calls import NO_PROMPTS
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
@@ -36,9 +38,12 @@ class Stages:
         self._timeline = timeline
 
     def foresee(self, this: Round) -> Round:
-        """Find out what constraints leave no choice about, before anything is drafted."""
+        """Find out what constraints leave no choice about, before anything is drafted, and how much will be."""
         with self._metrics.timed("fill"):
-            return this.foreseen() if this.forces else this
+            this = this.foreseen() if this.forces else this
+        if this.covered or this.prompts != NO_PROMPTS:  # whose places in the calls are fixed
+            return this
+        return replace(this, window=self._drafter.needed(this))
 
     def propose(self, this: Round) -> Buffer | None:
         """Draft; see Drafter.propose. Nobody is asked for what is known to follow."""

@@ -63,3 +63,21 @@ def test_a_draft_that_was_not_asked_for_a_while_is_told_what_it_missed(twins: Pa
 def test_a_table_that_makes_no_sense_is_refused(tiny_bundle: Path, table: Any) -> None:
     with pytest.raises(BadRequest, match="window: "):
         LLM(tiny_bundle, window=table)
+
+
+def test_where_nothing_is_found_in_the_text_a_round_is_one_of_plain_decoding(ngram_bundle: Path) -> None:
+    with LLM(ngram_bundle, threads=1) as llm:
+        seen: list[tuple[int, int]] = []
+        score = llm.loop.tandem.score
+
+        def noted(this: Round) -> None:
+            drafts = llm.loop.tandem.buffers.draft_len.host_view(this.batch).tolist()
+            seen.append((this.window, max(drafts, default=0)))
+            score(this)
+
+        llm.loop.tandem.score = noted  # type: ignore[method-assign]
+        params = [SamplingParams(temperature=t, seed=1, max_tokens=60, ignore_eos=True) for t in (0.0, 3.0)]
+        for each in params:
+            llm.generate("one two one two one two", each)
+    assert {0, 8} <= {window for window, _ in seen}
+    assert all(window == drafted for window, drafted in seen)
