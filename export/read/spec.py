@@ -159,7 +159,7 @@ class ModelSpec:
 def sees_images(config: Mapping[str, Any]) -> bool:
     """Whether the model of a config also sees images; what is read of it is its text part."""
     named = config.get("architectures")
-    return isinstance(named, list) and len(named) == 1 and named[0] in WITH_IMAGES
+    return isinstance(named, list) and len(named) == 1 and str(named[0]) in WITH_IMAGES
 
 
 def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]:
@@ -184,7 +184,7 @@ def _text_part(config: Mapping[str, Any], kinds: Mapping[str, str]) -> tuple[dic
     """The config of a model that sees images as that of its text part."""
     text = config.get("text_config")
     kind = text.get("model_type") if isinstance(text, Mapping) else None
-    if not isinstance(text, Mapping) or kind not in kinds:
+    if not isinstance(text, Mapping) or str(kind) not in kinds:
         raise BadCheckpoint(
             f"config.json: text_config should be an object whose model_type is one of {', '.join(kinds)}, it is "
             f"{quoted(text)}"

@@ -27,7 +27,7 @@ def one_round(running: Running, draft: list[int], emitted: list[int] | None = No
     """A round as the loop does it: masks, then the tokens that were ``emitted`` (by default what the masks force)."""
     rows = np.zeros((len(draft) + 1, mask_words(256)), np.int32)
     masks, trace = MaskRows(rows), running.request.trace
-    passed = running.constraint.fill(draft, masks, 0)
+    passed = len(running.constraint.fill(draft, masks, 0).tokens)
     assert trace is not None
     allowed = [masks.allowed(row) for row in range(passed + 1)]
     trace.fill(0.0, draft, passed, allowed)
@@ -125,7 +125,7 @@ def test_the_tokens_of_a_trace_are_those_of_the_output(data: st.DataObject, budg
     while not running.finished and running.output_length < 30:
         draft = data.draw(letters)
         rows = np.zeros((len(draft) + 1, mask_words(256)), np.int32)
-        passed = running.constraint.fill(draft, MaskRows(rows), 0)
+        passed = len(running.constraint.fill(draft, MaskRows(rows), 0).tokens)
         taken = data.draw(st.integers(0, passed))
         legal = np.flatnonzero(np.unpackbits(rows[taken].view(np.uint8), bitorder="little"))
         one_round(running, draft, [*draft[:taken], int(data.draw(st.sampled_from(list(legal))))])
