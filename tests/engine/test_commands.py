@@ -53,7 +53,7 @@ def test_inspect_says_that_everything_holds(run) -> None:
     run("export", "build", "tiny.toml", "--out", "whole")
     code, out, _ = run("export", "inspect", "whole", "--verify")
     assert code == 0
-    for text in ("'<think>' = [264]", "in past_key float32[batch, 2, 97, 16]", "logits float32[batch, rows, 320]"):
+    for text in ("'<think>' = [264]", "in past_key float32[batch, 2, 101, 16]", "logits float32[batch, rows, 320]"):
         assert text in words(out)
     assert "Checked sizes, bindings and all digests: everything holds" in words(out)
 
