@@ -58,7 +58,7 @@ def test_a_damaged_report_of_an_engine_is_named_and_hides_nothing_else(run, fold
             ("--backend", "tensorrt-xl"),
             "backend.name: must be one of 'onnxruntime-cpu', ",
         ),
-        (("--dtype", "int4"), "target.dtype: must be 'float32', 'float16', 'bfloat16' or 'int8'; got 'int4'"),
+        (("--dtype", "int2"), "target.dtype: must be 'float32', 'float16', 'bfloat16', 'int8' or 'int4'; got 'int2'"),
         (("--timing-cache", "timings"), "--timing-cache needs backend.name 'tensorrt'; got 'onnxruntime-cpu'"),
         (
             ("--backend", "tensorrt-rtx", "--dtype", "float16", "--timing-cache", "timings"),

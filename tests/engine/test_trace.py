@@ -39,7 +39,7 @@ def generate(bundle: Path, trace: Path | None, asked: list[Any] = ASKED, **optio
 
 @pytest.fixture(scope="module")
 def outputs(tiny_bundle: Path) -> list[RequestOutput]:
-    return generate(tiny_bundle, None)
+    return generate(tiny_bundle, None, overlap=True)
 
 
 @pytest.fixture(scope="module")

@@ -217,7 +217,7 @@ def test_the_rows_of_a_window_are_those_of_one_token_after_another(rule, prompt,
         expected.append(row_of(replay))
     rows = np.full((len(draft) + 1, mask_words(WIDTH)), UNREAD, np.int32)
     for _ in range(2):
-        assert state.fill(draft, MaskRows(rows), 0) == len(draft)
+        assert state.fill(draft, MaskRows(rows), 0).tokens == draft
         assert [tokens_in(row) for row in rows] == expected
     commit = state.commit(draft)
     assert commit.kept == draft
