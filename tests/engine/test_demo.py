@@ -10,6 +10,8 @@ import jsonschema
 import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
+from tandemrt.engines.recipe import Recipe, locate
+from tandemrt.export.build import build
 from tools.demo import held_out
 from tools.demo.models import CHECKPOINTS
 
@@ -146,6 +148,18 @@ def test_the_doctor_names_every_backend() -> None:
     printed = run(str(BIN / "tandemrt"), "doctor")
     for backend in ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt-rtx", "tensorrt"):
         assert backend in printed
+
+
+def test_the_demos_head_drafts_and_changes_no_text(tmp_path: Path, llm: LLM) -> None:
+    folder = build(Recipe.load(locate("demo-eagle3")), tmp_path / "eagle3").folder
+    prompts = [example.prompt_messages() for example in EXAMPLES[:8]]
+    params = SamplingParams(temperature=0.0, max_tokens=80)
+    with LLM(folder) as headed:
+        outputs = headed.generate(prompts, params)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in llm.generate(prompts, params)]
+    steps = sum(output.speculation.num_spec_steps for output in outputs)
+    accepted = sum(output.speculation.num_accepted_draft_tokens for output in outputs)
+    assert accepted / steps > 1, "docs/drafts.md says 1.46"
 
 
 def test_a_bundle_for_rtx_is_refused_at_opening_with_what_to_do(tmp_path: Path) -> None:
