@@ -1,14 +1,14 @@
 """Drafts from a head that reads the target's states, with a cache of its own: EAGLE-3."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed
-from tandemrt.plugins.operators import Rule
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine, prompt_rows
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.device import upload
+from tandemrt.runtime.drafters.drawing import StepwiseDrafter
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
@@ -16,10 +16,10 @@ from tandemrt.runtime.round.planner import Chunk
 from tandemrt.runtime.round.round import Round
 from tandemrt.runtime.round.runs import PromptRuns
 from tandemrt.runtime.round.state import SlotState
-from tandemrt.runtime.round.tandem import MOST_PACKED, logits_width, prompts_call
+from tandemrt.runtime.round.tandem import MOST_PACKED, prompts_call
 
 
-class HeadDrafter:
+class HeadDrafter(StepwiseDrafter):
     """Runs a head ``window`` times per round and draws each token as the request would.
 
     The head is fed pairs: token j + 1 of a text with the target's state of token j, at place j of its cache. The first
@@ -36,8 +36,6 @@ class HeadDrafter:
     cache, None over a linear one, where ``chunk`` bounds the prompt tokens of a call.
     """
 
-    ahead = True
-
     def __init__(
         self,
         engines: dict[str, Engine],
@@ -51,19 +49,11 @@ class HeadDrafter:
         window: int,
         chunk: int,
     ) -> None:
-        self.window = window
-        self.reach: int | None = None  # a bundle's texts are no longer than its head's
-        self.caches = (kv,)
-        self._engines = engines
-        self._buffers = buffers
-        self._state = state
-        self._cache = kv
-        self._graphs = graphs
+        # A bundle's texts are no longer than what its head reaches.
+        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=None)
+        device, dtype = self._device, self._dtype
         self._runs = runs
-        head = engines["draft"]
-        device, dtype = head.device, getattr(torch, head.contract["logits"].dtype)
-        self._vocab = logits_width(head.contract)
-        self._hidden = int(head.contract["states"].shape[-1])
+        self._hidden = int(engines["draft"].contract["states"].shape[-1])
         self._features = int(engines["fuse"].contract["features"].shape[-1])
         query = window + 1
         # Pairs of each slot that are in no cache yet, `_counts` of them behind `length` - `_counts`.
@@ -71,11 +61,7 @@ class HeadDrafter:
         self._pair_states = torch.zeros(slots, query, self._hidden, dtype=dtype, device=device)
         self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
         self._query = 1  # pairs that any slot may have
-        # Row 0: where the first run begins. Row r > 0 holds length + r - 1: where step r writes, step r - 2 decides.
-        self._index = torch.zeros(window + 2, slots, dtype=torch.int64, device=device)
-        self._steps = torch.arange(-1, window + 1, device=device)[:, None]
-        self._score_rows = Buffer((slots,), torch.int64, device)
-        self._only_row = torch.zeros(slots, 1, dtype=torch.int64, device=device)
+        # Row 0 of `_index`: where the first run begins. Row r > 0 holds length + r - 1: where step r writes.
         self._rows = torch.arange(slots, device=device)
         self._first_tokens = Buffer((slots, query), torch.int64, device)
         self._first_states = Buffer((slots, query, self._hidden), dtype, device)
@@ -85,13 +71,8 @@ class HeadDrafter:
         self._fused = Buffer((max(features.device.numel() // self._features, chunk), self._hidden), dtype, device)
         self._chunk_tokens = Buffer((chunk,), torch.int64, device)
         self._following = Buffer((slots,), torch.int64, device)
-        self._logits = Buffer((slots, 1, self._vocab), dtype, device)
-        self._tokens = torch.zeros(window, slots, dtype=torch.int64, device=device)
-        self._step_probs = Buffer((slots, self._vocab), torch.float32, device)
-        self._draft_probs = Buffer((slots, window, self._vocab), torch.float32, device)
         self._first_call = cache(self._bind_first)
         self._step_call = cache(self._bind_step)
-        self._draw_call = cache(self._bind_draw)
         self._fuse_call = lru_cache(MOST_PACKED)(self._bind_fuse)
         self._prompts_call = lru_cache(MOST_PACKED)(self._bind_prompts)
 
@@ -140,10 +121,6 @@ class HeadDrafter:
         self._pair_states[slot : slot + slots, 0] = states[:, count - 1]
         self._counts[slot : slot + slots] = 1
 
-    def needed(self, this: Round) -> int:
-        """See Drafter.needed."""
-        return this.window
-
     def skip(self, this: Round) -> None:
         """See Drafter.skip. The pairs of its rows are fed."""
         if this.batch:
@@ -155,10 +132,7 @@ class HeadDrafter:
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the head and one draw per drafted token."""
         batch, window, filters = this.batch, this.window, this.filters
-        draft_probs = self._draft_probs if Rule.REJECTION in this.rules else None
-        outputs = [self._buffers.draft_tokens.view(batch, window)]
-        if draft_probs is not None:
-            outputs.append(draft_probs.view(batch, window, self._vocab))
+        draft_probs, outputs = self._proposal(this)
 
         def work() -> None:
             self._chain(batch, window, keep_probs=draft_probs is not None, filters=filters)
@@ -186,22 +160,15 @@ class HeadDrafter:
         self._counts[:batch].copy_(self._buffers.count.view(batch))
         self._query = query
 
-    def _run(self, key: tuple[object, ...], work: Callable[[], None], outputs: list[torch.Tensor]) -> None:
-        capturable = all(self._engines[name].capturable for name in ("draft", "propose", "propose_probs"))
-        self._graphs.run(key, work, outputs=outputs, capturable=capturable)
-
     def _chain(self, batch: int, window: int, *, keep_probs: bool, filters: bool) -> None:
         torch.add(self._state.view("length", batch), self._steps, out=self._index[:, :batch]).clamp_(min=0)
         self._feed(batch)
-        for step in range(window):
+
+        def run(step: int) -> None:
             if step:
                 self._step_call(batch, step).run()
-            self._draw_call(batch, step, keep_probs, filters).run()
-            if keep_probs:
-                self._draft_probs.view(batch, window, self._vocab)[:, step].copy_(
-                    self._step_probs.view(batch, self._vocab)
-                )
-        self._buffers.draft_tokens.view(batch, window).copy_(self._tokens[:window, :batch].T)
+
+        self._draw(batch, window, run, keep_probs=keep_probs, filters=filters)
 
     def _feed(self, batch: int) -> None:
         """The first run of a round: the pairs that are in no cache yet, and what stands behind them is written again.
@@ -241,16 +208,6 @@ class HeadDrafter:
                 **self._cache.rows(0, batch),
             }
         )
-
-    def _bind_draw(self, batch: int, step: int, keep_probs: bool, filters: bool) -> Call:
-        tensors = self._state.drafting(batch) | {
-            "logits": self._logits.view(batch, 1, self._vocab),
-            "position": self._index[step + 2, :batch],
-            "token": self._tokens[step, :batch],
-        }
-        if keep_probs:
-            tensors["draft_probs"] = self._step_probs.view(batch, self._vocab)
-        return self._engines["propose_probs" if keep_probs else "propose"].bind(tensors, filters=filters)
 
     def _fed(self, tokens: torch.Tensor, states: Buffer, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """The bindings of ``tokens`` [batch, query] and the states they are fed with, in the form of the cache."""

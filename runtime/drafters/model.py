@@ -5,12 +5,11 @@ from functools import cache, lru_cache
 
 from tandemrt.engines import calls
 from tandemrt.engines.calls import NO_PROMPTS, Packed
-from tandemrt.plugins.operators import Rule
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache, is_paged, windows
 from tandemrt.runtime.device import upload
-from tandemrt.runtime.drafters.base import Unmoved
+from tandemrt.runtime.drafters.drawing import StepwiseDrafter
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
@@ -18,10 +17,10 @@ from tandemrt.runtime.round.planner import Chunk, plan, total
 from tandemrt.runtime.round.round import Round
 from tandemrt.runtime.round.runs import PromptRuns
 from tandemrt.runtime.round.state import SlotState
-from tandemrt.runtime.round.tandem import MOST_PACKED, logits_width, prefill_call, prompts_call
+from tandemrt.runtime.round.tandem import MOST_PACKED, prefill_call, prompts_call
 
 
-class ModelDrafter(Unmoved):
+class ModelDrafter(StepwiseDrafter):
     """Runs the draft model ``window`` times per round and draws each token as the request would.
 
     The first run of a round takes the two newest tokens: after a fully accepted window the last drafted token is in
@@ -33,8 +32,6 @@ class ModelDrafter(Unmoved):
     None over a linear one; ``missed`` is another such object for what the draft is fed later. ``chunk`` bounds the
     tokens of one such call.
     """
-
-    ahead = True
 
     def __init__(
         self,
@@ -51,35 +48,16 @@ class ModelDrafter(Unmoved):
         chunk: int,
         reach: int,
     ) -> None:
-        self.window = window
-        self.reach: int | None = reach
-        self._engines = engines
-        self._buffers = buffers
-        self._state = state
-        self._graphs = graphs
+        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=reach)
         self._runs, self._missed = runs, missed
-        self._slots, self._chunk = slots, chunk
-        self._vocab = logits_width(engines["draft"].contract)
-        device = engines["draft"].device
-        dtype = getattr(torch, engines["draft"].contract["logits"].dtype)
-        self.caches = (kv,)
-        self._cache = kv
-        # Row r holds length + r - 1: where step r - 1 writes its token, and what step r - 2 decides.
-        self._index = torch.zeros(window + 2, slots, dtype=torch.int64, device=device)
-        self._steps = torch.arange(-1, window + 1, device=device)[:, None]
-        self._score_rows = Buffer((slots,), torch.int64, device)
-        self._only_row = torch.zeros(slots, 1, dtype=torch.int64, device=device)
+        self._chunk = chunk
+        # Row r of `_index` holds length + r - 1: where step r - 1 writes its token, and what step r - 2 decides.
         # Over a paged cache rows that get logits are counted from the first token of the call.
-        self._first_rows = 2 * torch.arange(slots, device=device) * is_paged(engines["draft"].contract)
-        self._logits = Buffer((slots, 1, self._vocab), dtype, device)
-        self._tokens = torch.zeros(window, slots, dtype=torch.int64, device=device)
-        self._step_probs = Buffer((slots, self._vocab), torch.float32, device)
-        self._draft_probs = Buffer((slots, window, self._vocab), torch.float32, device)
+        self._first_rows = 2 * torch.arange(slots, device=self._device) * is_paged(engines["draft"].contract)
         self._seen: dict[int, int] = {}  # of slots that it was not asked for lately: tokens that are in its cache
         self._run_call = cache(self._bind_run)
         self._packed_call = lru_cache(MOST_PACKED)(self._bind_packed)
         self._prompts_call = lru_cache(MOST_PACKED)(self._bind_prompts)
-        self._draw_call = cache(self._bind_draw)
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""
@@ -113,10 +91,7 @@ class ModelDrafter(Unmoved):
         """See Drafter.propose. One run of the draft model and one draw per drafted token."""
         self._catch_up(this.rows)
         batch, window, filters, prompts = this.batch, this.window, this.filters, this.prompts
-        draft_probs = self._draft_probs if Rule.REJECTION in this.rules else None
-        outputs = [self._buffers.draft_tokens.view(batch, window)]
-        if draft_probs is not None:
-            outputs.append(draft_probs.view(batch, window, self._vocab))
+        draft_probs, outputs = self._proposal(this)
 
         def work() -> None:
             self._chain(batch, window, prompts, keep_probs=draft_probs is not None, filters=filters)
@@ -124,12 +99,7 @@ class ModelDrafter(Unmoved):
         if prompts != NO_PROMPTS:
             self._graphs.run_eagerly(work, "prompts")
             return draft_probs
-        self._graphs.run(
-            ("propose", batch, window, draft_probs is None, filters),
-            work,
-            outputs=outputs,
-            capturable=all(self._engines[name].capturable for name in ("draft", "propose", "propose_probs")),
-        )
+        self._run(("propose", batch, window, draft_probs is None, filters), work, outputs)
         return draft_probs
 
     def _chain(self, batch: int, window: int, prompts: Packed, *, keep_probs: bool, filters: bool) -> None:
@@ -137,17 +107,14 @@ class ModelDrafter(Unmoved):
         # A text of one token has no previous one: `newest` repeats it, and its first copy is the one to score.
         torch.add(length, self._steps, out=self._index[:, :batch]).clamp_(min=0)
         torch.clamp(length, max=1, out=self._score_rows.view(batch)).add_(self._first_rows[:batch])
-        for step in range(window):
+
+        def run(step: int) -> None:
             if step == 0 and prompts != NO_PROMPTS:
                 self._run_packed(batch, prompts)
             else:
                 self._run_call(batch, step).run()
-            self._draw_call(batch, step, keep_probs, filters).run()
-            if keep_probs:
-                self._draft_probs.view(batch, window, self._vocab)[:, step].copy_(
-                    self._step_probs.view(batch, self._vocab)
-                )
-        self._buffers.draft_tokens.view(batch, window).copy_(self._tokens[:window, :batch].T)
+
+        self._draw(batch, window, run, keep_probs=keep_probs, filters=filters)
 
     def _catch_up(self, rows: Mapping[int, Running]) -> None:
         """Feed the draft what these texts have and it was not asked for; the round itself feeds the newest two."""
@@ -210,13 +177,3 @@ class ModelDrafter(Unmoved):
 
     def _bind_prompts(self, runs: PromptRuns, sizes: Packed) -> Call:
         return prompts_call(self._engines["draft"], self._cache, runs, sizes, self._logits)
-
-    def _bind_draw(self, batch: int, step: int, keep_probs: bool, filters: bool) -> Call:
-        tensors = self._state.drafting(batch) | {
-            "logits": self._logits.view(batch, 1, self._vocab),
-            "position": self._index[step + 2, :batch],
-            "token": self._tokens[step, :batch],
-        }
-        if keep_probs:
-            tensors["draft_probs"] = self._step_probs.view(batch, self._vocab)
-        return self._engines["propose_probs" if keep_probs else "propose"].bind(tensors, filters=filters)

@@ -3,24 +3,23 @@
 An, Bai et al., "PARD" (arXiv 2504.18583).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
-from tandemrt.plugins.operators import Rule
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache, windows
 from tandemrt.runtime.device import upload
-from tandemrt.runtime.drafters.base import Unmoved
+from tandemrt.runtime.drafters.drawing import DrawingDrafter
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
 from tandemrt.runtime.round.round import Round
 from tandemrt.runtime.round.state import SlotState
-from tandemrt.runtime.round.tandem import logits_width, prefill_call
+from tandemrt.runtime.round.tandem import prefill_call
 
 
-class ParallelDrafter(Unmoved):
+class ParallelDrafter(DrawingDrafter):
     """Runs the draft model once a round, over the tokens that the last round emitted and ``window`` - 1 mask tokens.
 
     The last token and every mask behind it foresee one token each, which are drawn at once. What masks have written
@@ -31,8 +30,6 @@ class ParallelDrafter(Unmoved):
     ``engines`` holds "draft", "propose" and "propose_probs"; ``mask_token`` is what the model was trained with;
     ``reach``: see Drafter.
     """
-
-    ahead = True
 
     def __init__(
         self,
@@ -47,18 +44,9 @@ class ParallelDrafter(Unmoved):
         slots: int,
         window: int,
     ) -> None:
-        self.window = window
-        self.reach: int | None = reach
-        self.caches = (kv,)
-        self._engines = engines
-        self._buffers = buffers
-        self._state = state
-        self._cache = kv
-        self._graphs = graphs
+        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=reach)
+        device = self._device
         self._mask = mask_token
-        draft = engines["draft"]
-        self._vocab = logits_width(draft.contract)
-        device, dtype = draft.device, getattr(torch, draft.contract["logits"].dtype)
         # Tokens of each slot that are in no cache yet, and -1 behind them: `_counts` of them up to `length`.
         self._line = torch.zeros(slots, 2 * window, dtype=torch.int64, device=device).fill_(-1)
         self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -68,8 +56,7 @@ class ParallelDrafter(Unmoved):
         self._first_row = torch.zeros(slots, 1, dtype=torch.int64, device=device)
         self._token_ids = Buffer((slots, 2 * window), torch.int64, device)
         self._score_rows = Buffer((slots, window), torch.int64, device)
-        self._logits = Buffer((slots, window, self._vocab), dtype, device)
-        self._draft_probs = Buffer((slots, window, self._vocab), torch.float32, device)
+        self._logits = Buffer((slots, window, self._vocab), self._dtype, device)
         self._sampling = {
             name: Buffer((slots, window), torch.float32 if name in SlotState.FLOATS else torch.int64, device)
             for name in state.sampling(0)
@@ -107,10 +94,7 @@ class ParallelDrafter(Unmoved):
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the draft model and one draw."""
         batch, window, filters = this.batch, this.window, this.filters
-        draft_probs = self._draft_probs if Rule.REJECTION in this.rules else None
-        outputs = [self._buffers.draft_tokens.view(batch, window)]
-        if draft_probs is not None:
-            outputs.append(draft_probs.view(batch, window, self._vocab))
+        draft_probs, outputs = self._proposal(this)
 
         def work() -> None:
             self._feed(batch, window)
@@ -138,10 +122,6 @@ class ParallelDrafter(Unmoved):
             upload([token], self._line[slot, :1])
             self._counts[slot] = 1
 
-    def _run(self, key: tuple[object, ...], work: Callable[[], None], outputs: list[torch.Tensor]) -> None:
-        capturable = all(self._engines[name].capturable for name in ("draft", "propose", "propose_probs"))
-        self._graphs.run(key, work, outputs=outputs, capturable=capturable)
-
     def _feed(self, batch: int, window: int) -> None:
         """Run the model over what is in no cache yet, masks behind it. A slot without any has masks alone."""
         query, counts = self._columns(window), self._counts[:batch]
@@ -168,7 +148,7 @@ class ParallelDrafter(Unmoved):
     def _slots_of_rows(self, batch: int, window: int) -> torch.Tensor:
         """int64 [batch * window]: 0, 0, …, 1, 1, …"""
         slots = [slot for slot in range(batch) for _ in range(window)]
-        return torch.tensor(slots, dtype=torch.int64, device=self._engines["draft"].device)
+        return torch.tensor(slots, dtype=torch.int64, device=self._device)
 
     def _bind_run(self, batch: int, window: int, query: int) -> Call:
         draft, rows = self._engines["draft"], max(1, window)
@@ -188,6 +168,5 @@ class ParallelDrafter(Unmoved):
             "logits": self._logits.view(rows, 1, self._vocab),
             "token": self._buffers.draft_tokens.view(rows),
         }
-        if keep_probs:
-            tensors["draft_probs"] = self._draft_probs.view(rows, self._vocab)
-        return self._engines["propose_probs" if keep_probs else "propose"].bind(tensors, filters=filters)
+        probs = self._draft_probs.view(rows, self._vocab) if keep_probs else None
+        return self._bind_law(tensors, probs, filters=filters)

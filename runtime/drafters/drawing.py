@@ -1,0 +1,110 @@
+"""What drafters share that run a model on the device and draw its tokens there."""
+
+from collections.abc import Callable
+from functools import cache
+
+from tandemrt.plugins.operators import Rule
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.backends.base import Call, Engine
+from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.drafters.base import Unmoved
+from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
+from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.round.state import SlotState
+from tandemrt.runtime.round.tandem import logits_width
+
+
+class DrawingDrafter(Unmoved):
+    """Holds the engines "draft", "propose" and "propose_probs" among ``engines``, and the draft's cache ``kv``."""
+
+    ahead = True
+
+    def __init__(
+        self,
+        engines: dict[str, Engine],
+        buffers: RoundBuffers,
+        state: SlotState,
+        kv: Cache,
+        graphs: Graphs,
+        *,
+        slots: int,
+        window: int,
+        reach: int | None,
+    ) -> None:
+        self.window = window
+        self.reach = reach
+        self.caches = (kv,)
+        self._engines = engines
+        self._buffers = buffers
+        self._state = state
+        self._cache = kv
+        self._graphs = graphs
+        draft = engines["draft"]
+        self._vocab = logits_width(draft.contract)
+        self._device, self._dtype = draft.device, getattr(torch, draft.contract["logits"].dtype)
+        self._draft_probs = Buffer((slots, window, self._vocab), torch.float32, self._device)
+
+    def _proposal(self, this: Round) -> tuple[Buffer | None, list[torch.Tensor]]:
+        """The probabilities that ``this`` round keeps, if a rule reads them, and all tensors that drafting writes."""
+        outputs = [self._buffers.draft_tokens.view(this.batch, this.window)]
+        if Rule.REJECTION not in this.rules:
+            return None, outputs
+        return self._draft_probs, [*outputs, self._draft_probs.view(this.batch, this.window, self._vocab)]
+
+    def _run(self, key: tuple[object, ...], work: Callable[[], None], outputs: list[torch.Tensor]) -> None:
+        """Run ``work``, captured if all engines of a draft can be."""
+        capturable = all(self._engines[name].capturable for name in ("draft", "propose", "propose_probs"))
+        self._graphs.run(key, work, outputs=outputs, capturable=capturable)
+
+    def _bind_law(self, tensors: dict[str, torch.Tensor], probs: torch.Tensor | None, *, filters: bool) -> Call:
+        """The call that draws; ``probs``: where the law goes that was drawn from."""
+        kept = {} if probs is None else {"draft_probs": probs}
+        return self._engines["propose" if probs is None else "propose_probs"].bind(tensors | kept, filters=filters)
+
+
+class StepwiseDrafter(DrawingDrafter):
+    """Draws one token at a time: step s from the logits that step s left, at the place in row s + 2 of ``_index``."""
+
+    def __init__(
+        self,
+        engines: dict[str, Engine],
+        buffers: RoundBuffers,
+        state: SlotState,
+        kv: Cache,
+        graphs: Graphs,
+        *,
+        slots: int,
+        window: int,
+        reach: int | None,
+    ) -> None:
+        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=reach)
+        device = self._device
+        self._index = torch.zeros(window + 2, slots, dtype=torch.int64, device=device)
+        self._steps = torch.arange(-1, window + 1, device=device)[:, None]
+        self._score_rows = Buffer((slots,), torch.int64, device)
+        self._only_row = torch.zeros(slots, 1, dtype=torch.int64, device=device)
+        self._logits = Buffer((slots, 1, self._vocab), self._dtype, device)
+        self._tokens = torch.zeros(window, slots, dtype=torch.int64, device=device)
+        self._step_probs = Buffer((slots, self._vocab), torch.float32, device)
+        self._draw_call = cache(self._bind_draw)
+
+    def _draw(self, batch: int, window: int, run: Callable[[int], None], *, keep_probs: bool, filters: bool) -> None:
+        """Let ``run`` make the logits of each step, and draw from them."""
+        for step in range(window):
+            run(step)
+            self._draw_call(batch, step, keep_probs, filters).run()
+            if keep_probs:
+                self._draft_probs.view(batch, window, self._vocab)[:, step].copy_(
+                    self._step_probs.view(batch, self._vocab)
+                )
+        self._buffers.draft_tokens.view(batch, window).copy_(self._tokens[:window, :batch].T)
+
+    def _bind_draw(self, batch: int, step: int, keep_probs: bool, filters: bool) -> Call:
+        tensors = self._state.drafting(batch) | {
+            "logits": self._logits.view(batch, 1, self._vocab),
+            "position": self._index[step + 2, :batch],
+            "token": self._tokens[step, :batch],
+        }
+        probs = self._step_probs.view(batch, self._vocab) if keep_probs else None
+        return self._bind_law(tensors, probs, filters=filters)
