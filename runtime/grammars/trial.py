@@ -20,7 +20,8 @@ from tandemrt.runtime.grammars.by_xgrammar import XGrammar, XGrammarCompiler
 from tandemrt.runtime.requests.share import FREE_S, GrammarShare
 
 MOST_RULES = 128  # that are begun by themselves
-TOKENS = 48  # of the text
+TOKENS = 80  # of the text
+WINDOW = 5  # rows that a round asks for at once
 _RULE = re.compile(r"^\s*+([A-Za-z_][\w-]*+)\s*+::=", re.MULTILINE)
 _NO_MEMORY = 3  # exit status
 
@@ -83,16 +84,22 @@ def _compiler(tokens: tuple[bytes, ...], stop_ids: tuple[int, ...]) -> XGrammarC
 
 
 def follow(grammar: XGrammar, row: np.ndarray, slowest_s: float, tokens: int) -> None:
-    """Raise BadRequest, or be killed, where a text of random tokens takes more than its share."""
+    """Raise BadRequest, or be killed, where a text of random tokens takes more than its share, window by window."""
     draw, share = Random(0), GrammarShare(slowest_s)
-    for _ in range(tokens):
+    for begin in range(0, tokens, WINDOW):
         signal.setitimer(signal.ITIMER_PROF, slowest_s + 2 * FREE_S)
-        with share.step():
-            grammar.fill(row)
-            bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-            allowed = [token for token in np.flatnonzero(bits).tolist() if token not in grammar.stop_ids]
-            if allowed:
-                grammar.accept(draw.choice(allowed))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        if not allowed:
+        try:
+            with share.step():
+                ended = not all(_goes_on(grammar, row, draw) for _ in range(begin, min(begin + WINDOW, tokens)))
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        if ended:
             return
+
+
+def _goes_on(grammar: XGrammar, row: np.ndarray, draw: Random) -> bool:
+    """Fill a row, and go on with one of its tokens; False if there is none."""
+    grammar.fill(row)
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    allowed = [token for token in np.flatnonzero(bits).tolist() if token not in grammar.stop_ids]
+    return bool(allowed) and grammar.accept(draw.choice(allowed))

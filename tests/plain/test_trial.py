@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.grammars.trial import follow, tried
+from tandemrt.runtime.grammars.trial import WINDOW, follow, tried
 from tandemrt.runtime.processes.pool import ProcessPool
 from tandemrt.runtime.requests.share import FREE_S, GrammarShare
 from tests.plain.constraints import STOP, VOCABULARY, WORDS, compiled
@@ -63,11 +63,11 @@ def test_a_row_without_end_is_refused_wherever_it_stands(attempt, source: str) -
 
 def test_rows_that_are_all_slow_are_refused_together_as_they_would_end_a_request(monkeypatch) -> None:
     asked = count()
-    monkeypatch.setattr(time, "thread_time", lambda: 0.04 * next(asked))  # each row takes 40 ms
+    monkeypatch.setattr(time, "thread_time", lambda: 0.04 * next(asked))  # each window takes 40 ms
     grammar, row = compiled("grammar", 'root ::= "ab" root').matcher(), np.zeros(WORDS, np.int32)
-    follow(grammar, row, 0.25, 8)
+    follow(grammar, row, 0.25, 8 * WINDOW)
     with pytest.raises(BadRequest, match="beyond its share"):
-        follow(grammar, row, 0.25, 9)
+        follow(grammar, row, 0.25, 9 * WINDOW)
 
 
 def test_what_does_not_compile_is_refused(attempt) -> None:
