@@ -12,7 +12,7 @@ from tandemrt.engines.contract import mask_words
 from tandemrt.engines.errors import BadRequest, clipped
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints import bitmask
-from tandemrt.runtime.grammars.rows import check_count, check_fillable
+from tandemrt.runtime.grammars.rows import LONGEST_FORCED, check_count, check_fillable
 
 # Rows hold every token that spells legal text, not only the one spelling that a tokenizer would choose.
 _HEADER = '%llguidance {"no_forcing": true}\nstart: '
@@ -120,11 +120,11 @@ class LLGuidance:
         return self._ended
 
     def forced(self) -> list[int]:
-        """Tokens that spell what the text must go on with; none where there is a choice."""
+        """Tokens that spell what the text must go on with, as far as it matters; none where there is a choice."""
         if self._ended:
             return []
         self._feed()
-        return self._grammar.vocabulary.spelling(bytes(self._matcher.compute_ff_bytes()))
+        return self._grammar.vocabulary.spelling(bytes(self._matcher.compute_ff_bytes()[:LONGEST_FORCED]))
 
     def _computed(self) -> np.ndarray:
         """The row of the text so far, with a bit for the end of text of llguidance's own."""

@@ -4,6 +4,8 @@ import numpy as np
 
 from tandemrt.engines.errors import InternalError
 
+LONGEST_FORCED = 256  # bytes of what a text must go on with, more than any window drafts
+
 
 def check_fillable(row: np.ndarray, words: int, *, ended: bool) -> None:
     """Raise InternalError unless ``row`` is int32[words], contiguous and writable, and the grammar has not ended.

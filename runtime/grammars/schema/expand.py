@@ -5,7 +5,7 @@ from typing import Any
 
 from tandemrt.engines.errors import NotQuick
 from tandemrt.runtime.grammars import patterns
-from tandemrt.runtime.grammars.opposites import opposite
+from tandemrt.runtime.grammars.opposites import effort, opposite
 from tandemrt.runtime.grammars.schema import dialect
 from tandemrt.runtime.grammars.schema.disjoint import Disjoint
 from tandemrt.runtime.grammars.schema.document import Document, Node, Unheld
@@ -16,7 +16,7 @@ from tandemrt.runtime.grammars.schema.shapes import Conj, Literals, Same, Shape,
 
 MOST_SHAPES = 512  # of one place
 MOST_STEPS = 20_000  # of one schema
-OPPOSITE_STEPS = 50  # that an opposite of patterns counts for, and one for each of their characters
+OPPOSITE_STEPS = 50  # that an opposite of patterns counts for, or more where it is more work
 QUICK_STEPS = 1000  # that are no trouble wherever they are taken: some ten milliseconds
 
 # Keywords that are left out where a text is checked in the end.
@@ -222,6 +222,7 @@ class Expander:
         for index, branch in enumerate(branches):
             option = Conj(*base.nodes, branch)
             for other, rival in enumerate(branches):
+                self._spend(len(option.nodes), node.place)
                 if other == index or self._disjoint.conjs(option, Conj(*base.nodes, rival)):
                     continue
                 try:
@@ -235,8 +236,8 @@ class Expander:
 
     def opposite(self, found: list[str], place: str) -> str | None:
         """What a text matches in which no pattern of ``found`` is found; None if there is none. Raises Unheld."""
-        self._spend(OPPOSITE_STEPS + sum(map(len, found)), place)
         try:
+            self._spend(max(OPPOSITE_STEPS, effort(tuple(found))), place)
             return opposite(tuple(found))
         except patterns.Unreadable as error:
             raise Unheld(place, f"{error} is not held; say what is allowed instead of what is not") from None
