@@ -114,7 +114,8 @@ class Lab:
     def _passes(self, mutant: Mutant) -> bool:
         command = [str(self._pythons[mutant.served]), "-m", "pytest", "-q", "-x", *_options(mutant), *mutant.tests]
         # Bytecode is told by size and whole seconds: a bug of the same length, put in soon, would not be compiled.
-        environment = {**os.environ, "PYTHONPATH": str(self.tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        packages = os.pathsep.join(filter(None, [str(self.tree / "src"), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(
                 command, cwd=self.tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
