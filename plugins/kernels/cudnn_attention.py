@@ -76,7 +76,10 @@ class CudnnAttention:
         sliding_window: int,
         context: Context,
     ) -> None:
+        import cudnn
+
         self._device = context.device
+        self._set_stream = cudnn.set_stream
         self._handle = context.keep("cudnn", lambda: _handle(context.device))
         # Runs begin where offsets say, so one plan serves all calls of at most so many tokens, and costs short ones
         # nothing.
@@ -91,9 +94,7 @@ class CudnnAttention:
 
     def run(self) -> None:
         """Enqueue the call on torch's current stream."""
-        import cudnn
-
-        cudnn.set_stream(handle=self._handle, stream=torch.cuda.current_stream(self._device).cuda_stream)
+        self._set_stream(handle=self._handle, stream=torch.cuda.current_stream(self._device).cuda_stream)
         self._plan.graph.execute(self._tensors, self._plan.workspace, handle=self._handle)
 
 
