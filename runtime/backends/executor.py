@@ -4,9 +4,10 @@ It knows nothing about what the steps compute. On a CUDA device nothing waits, n
 computed on the host in a run, so that all its steps can be captured into one CUDA graph.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
+from weakref import WeakValueDictionary
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.calls import Sizes, largest_calls
@@ -19,7 +20,7 @@ from tandemrt.plugins.launch import Call, Context
 from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.backends.base import check_tensors
 from tandemrt.runtime.backends.buffers import bytes_of, plan_buffers
-from tandemrt.runtime.backends.pieces import OpenPiece, open_piece, read_constants
+from tandemrt.runtime.backends.pieces import OpenPiece, PieceCall, open_piece, read_constants
 
 _LOADING = 4  # pieces that load at a time: each holds its weights in host memory meanwhile
 
@@ -51,6 +52,7 @@ class Executor:
         self._largest = largest
         self._values = {value.name: value for value in decoder.values}
         self._buffers = plan_buffers(decoder, contract, largest)
+        self._bound: WeakValueDictionary[Hashable, PieceCall] = WeakValueDictionary()  # by what a piece reads and makes
         self._memory = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in self._buffers.sizes]
 
     @classmethod
@@ -71,8 +73,9 @@ class Executor:
             pieces = dict(zip((piece.file for piece in steps), pool.map(load, steps), strict=True))
         constants = read_constants(bundle.folder / decoder.constants.file) if decoder.constants else {}
         constants = {key: tensor.to(device) for key, tensor in constants.items()}
-        context = Context(device, bundle.kernels_dir, threads)
-        largest = largest_calls(bundle.limits.batch, bundle.limits.window, bundle.limits.prefill_chunk)
+        limits = bundle.limits
+        context = Context(device, bundle.kernels_dir, threads, {"query": limits.prefill_chunk})
+        largest = largest_calls(limits.batch, limits.window, limits.prefill_chunk)
         return cls(decoder, contract, pieces, constants, context, largest)
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "Steps":  # noqa: ARG002
@@ -86,9 +89,16 @@ class Executor:
             if isinstance(step, Operator):
                 calls.append(self._launch(step, named))
             else:
-                given = {name: named[name] for name in (*step.inputs, *step.outputs)}
-                calls.append(self._pieces[step.file].bind(given))
+                calls.append(self._bind_piece(step, {name: named[name] for name in (*step.inputs, *step.outputs)}))
         return Steps(tuple(calls), named)
+
+    def _bind_piece(self, step: Piece, tensors: Mapping[str, torch.Tensor]) -> PieceCall:
+        """Most pieces of a call see nothing but how many tokens it has, so calls of as many share them."""
+        key = (step.file, *((tensor.data_ptr(), *tensor.shape) for tensor in tensors.values()))
+        call = self._bound.get(key)
+        if call is None:
+            call = self._bound[key] = self._pieces[step.file].bind(tensors)
+        return call
 
     def _between(self, sizes: Sizes) -> dict[str, torch.Tensor]:
         """The values between steps, where this call has them."""

@@ -138,7 +138,7 @@ class ModelDrafter(StepwiseDrafter):
             self._prefill(slot, tokens, self._index[0, :1])
 
     def _take_in(self, runs: PromptRuns, sizes: Packed) -> None:
-        self._graphs.run_eagerly(self._prompts_call(runs, sizes).run, "prompts")
+        self._graphs.run_eagerly(self._prompts_call(runs, calls.beside(0, sizes)).run, "prompts")
 
     def _prefill(self, slot: int, tokens: torch.Tensor, length: torch.Tensor) -> None:
         prefill_call(self._engines["draft"], self._cache, slot, tokens, length, self._logits).run()
@@ -146,8 +146,9 @@ class ModelDrafter(StepwiseDrafter):
     def _run_packed(self, batch: int, prompts: Packed) -> None:
         """The first run of a round, with its prompts."""
         assert self._runs is not None
-        self._runs.windows(batch, 2, prompts).copy_(self._state.newest[:batch])
-        self._packed_call(batch, prompts).run()
+        sizes = calls.beside(2 * batch, prompts)
+        self._runs.windows(batch, 2, sizes).copy_(self._state.newest[:batch])
+        self._packed_call(batch, sizes).run()
 
     def _bind_run(self, batch: int, step: int) -> Call:
         first, engine = step == 0, self._engines["draft"]
