@@ -121,7 +121,7 @@ class RunAttention:
             kv_heads=sizes.kv_heads,
             head_dim=head_dim,
             capacity=prompts.positions,
-            processors=torch.cuda.get_device_properties(queries.device).multi_processor_count,
+            processors=module.processors,
             clusters=module.architecture >= 90,
         )
         parts = workspace.parts(plan)

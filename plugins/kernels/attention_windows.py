@@ -42,7 +42,7 @@ def window_launches(
         kv_heads=sizes.kv_heads,
         head_dim=head_dim,
         capacity=windows.table.shape[1] * layer.key_cache.shape[2],
-        processors=torch.cuda.get_device_properties(windows.qkv.device).multi_processor_count,
+        processors=module.processors,
         clusters=module.architecture >= 90,
         splits=splits,
     )

@@ -25,6 +25,7 @@ class KernelModule:
     def __init__(self, code: "ObjectCode", device: torch.device, architecture: int) -> None:
         self.device = device
         self.architecture = architecture  # that the code was compiled for, 90 for sm_90; the device's may be higher
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._code = code
         self._kernels: dict[tuple[str, int], Any] = {}
 
