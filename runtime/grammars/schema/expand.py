@@ -35,13 +35,16 @@ class Expander:
         self.closed = closed  # objects that are described have no other names unless their schema says so
         self.loose = loose  # what is not held is left open, for the finished text is checked
         self._known: dict[Conj, list[Shape]] = {}
+        self._alike: dict[Conj, Conj] = {}
         self._active: set[Conj] = set()
         self._steps = 0
         self._disjoint = Disjoint(self)
 
     def conj(self, conj: Conj) -> Conj:
         """The same schemas with references that stand alone followed, so that what is the same has one name."""
-        return Conj(*(self._followed(node) for node in conj.nodes))
+        if conj not in self._alike:
+            self._alike[conj] = Conj(*(self._followed(node) for node in conj.nodes))
+        return self._alike[conj]
 
     def shapes(self, conj: Conj) -> list[Shape]:
         """Raises Unheld."""
@@ -78,8 +81,11 @@ class Expander:
         for node in nodes:
             found = self.document.keywords(node)
             if "const" in found or "enum" in found:
+                keyword = "const" if "const" in found else "enum"
                 values = [found["const"]] if "const" in found else found["enum"]
-                return self._literals(conj, values, f"{node.place}/{'const' if 'const' in found else 'enum'}")
+                # A value that is listed need not be looked for in its own list, which may be long.
+                asked = [each.without(keyword) if each.whole_name == node.whole_name else each for each in conj.nodes]
+                return self._literals(asked, values, f"{node.place}/{keyword}")
         for index, node in enumerate(nodes):
             choice = self._choice(node)
             if choice:
@@ -130,8 +136,8 @@ class Expander:
                     )
                     raise Unheld(f"{node.place}/{keyword}", rule)
 
-    def _literals(self, conj: Conj, values: list[Any], place: str) -> list[Shape]:
-        fitting = [value for value in values if all(self._holds(node, value) for node in conj.nodes)]
+    def _literals(self, asked: list[Node], values: list[Any], place: str) -> list[Shape]:
+        fitting = [value for value in values if all(self._holds(node, value) for node in asked)]
         return plain(Literals(fitting), self, place) if fitting else []
 
     def _holds(self, node: Node, value: Any) -> bool:
