@@ -40,6 +40,7 @@ class LLGuidance:
         self._ended = False  # by one of `stop_ids`
         self._rows = np.empty((0, mask_words(grammar.end + 1)), np.int32)
         self._ahead = _Ahead(0, [], self._rows)
+        self._forced = 0, b""  # behind so many tokens, the bytes that the text went on with: a long text takes long
 
     def fill(self, row: np.ndarray) -> None:
         """Write int32[words]: the tokens that may come next. Raises InternalError for any other buffer, BadRequest
@@ -109,6 +110,8 @@ class LLGuidance:
             self._fed = len(self._text)
         if len(self._text) < self._ahead.begin:
             self._ahead = _Ahead(0, [], self._rows[:0])
+        if len(self._text) < self._forced[0]:
+            self._forced = 0, b""
 
     def fork(self) -> "LLGuidance":
         self._feed()
@@ -123,8 +126,14 @@ class LLGuidance:
         """Tokens that spell what the text must go on with, as far as it matters; none where there is a choice."""
         if self._ended:
             return []
-        self._feed()
-        return self._grammar.vocabulary.spelling(bytes(self._matcher.compute_ff_bytes()[:LONGEST_FORCED]))
+        begin, text = self._forced
+        tokens = self._grammar.vocabulary.tokens
+        since = b"".join(tokens[token] for token in self._text[begin:])
+        if len(since) >= len(text) or not text.startswith(since):
+            self._feed()
+            since, text = b"", bytes(self._matcher.compute_ff_bytes())
+            self._forced = len(self._text), text
+        return self._grammar.vocabulary.spelling(text[len(since) : len(since) + LONGEST_FORCED])
 
     def _computed(self) -> np.ndarray:
         """The row of the text so far, with a bit for the end of text of llguidance's own."""

@@ -27,6 +27,7 @@ def opposite(found: tuple[str, ...]) -> str | None:
     return _written(table, [state for state in range(len(table)) if state not in accepting], classes)
 
 
+@lru_cache(maxsize=256)
 def effort(found: tuple[str, ...]) -> int:
     """How much work ``opposite`` is: the parts of the patterns, each as often as it repeats. Raises Unreadable."""
     return _Nets(found).size

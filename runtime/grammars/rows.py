@@ -4,7 +4,7 @@ import numpy as np
 
 from tandemrt.engines.errors import InternalError
 
-LONGEST_FORCED = 256  # bytes of what a text must go on with, more than any window drafts
+LONGEST_FORCED = 1024  # bytes of what a text must go on with: a window drafts at most 16 tokens
 
 
 def check_fillable(row: np.ndarray, words: int, *, ended: bool) -> None:

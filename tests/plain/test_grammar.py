@@ -118,7 +118,7 @@ def test_a_row_is_that_of_a_fresh_replay_whatever_was_tried_before(engine, seed)
                 for _ in range(3):
                     other.accept(chance.randrange(VALID))
             case 2:
-                grammar.forced()
+                assert grammar.forced() == fresh.forced()
             case 3:
                 token = chance.randrange(VALID)
                 text += [token] if grammar.accept(token) else []
