@@ -57,8 +57,7 @@ class LLGuidance:
             (bitmask.allow if complete else bitmask.forbid)(row, token)
 
     def look_ahead(self, tokens: Sequence[int]) -> None:
-        """Work out the rows behind ``tokens``, as far as they are taken, in one call. Raises BadRequest where the text
-        is too complex."""
+        """Work out the rows behind ``tokens``, as far as they are taken, in one call."""
         ours = list(takewhile(lambda token: 0 <= token < self._grammar.end and token not in self.stop_ids, tokens))
         if self._ended or not ours:
             return
@@ -151,14 +150,13 @@ class LLGuidance:
         return bool(self._matcher.is_accepting())
 
     def _feed(self) -> None:
-        """Let the matcher know all of the text."""
+        """Let the matcher know all of the text. Where that is too complex, whoever asks for a row hears it."""
         if self._fed == len(self._text):
             return
         self._matcher.consume_tokens(self._text[self._fed :])
         self._fed = len(self._text)
         if self._matcher.is_error():
             self._renew()
-            self._require_sound()
 
     def _renew(self) -> None:
         self._matcher = self._grammar.fresh()
