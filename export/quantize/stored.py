@@ -69,15 +69,15 @@ def read_blocks(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme
     """Read the weight of ``module``. Raises BadCheckpoint, by name, for what does not fit together."""
     (rows, inner), group = shape_of(module, tensors, scheme), scheme.block[1]
     if scheme.weight == "mxfp4":
-        scales = _typed(tensors, f"{module}.scales", (rows, inner // group), ("uint8",))
-        return read_mxfp4_blocks(_find(tensors, f"{module}.blocks"), scales)
+        exponents = _typed(tensors, f"{module}.scales", (rows, inner // group), ("uint8",))
+        return read_mxfp4_blocks(_find(tensors, f"{module}.blocks"), exponents)
     if inner % group or (rows % _PER_WORD and not scheme.symmetric):
         raise BadCheckpoint(
             f"{module}: a weight of 4 bits should have inputs that are a multiple of its group of {group}, and outputs "
             f"that are one of {_PER_WORD} where it has zero points; it has {rows} outputs and {inner} inputs"
         )
     read = _compressed_tensors if scheme.layout == "compressed-tensors" else _gptq_or_awq
-    integers, found, zeros = read(module, tensors, scheme, rows, inner)
+    integers, scales, zeros = read(module, tensors, scheme, rows, inner)
     if zeros is not None and scheme.symmetric:
         if (zeros != 8).any():
             raise BadCheckpoint(
@@ -85,7 +85,7 @@ def read_blocks(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme
             )
         zeros = None
     blocks = np.ascontiguousarray(integers).reshape(rows, -1, group)
-    return Blocks(Form(4, group, zeros is not None), inner, blocks, np.ascontiguousarray(found), zeros)
+    return Blocks(Form(4, group, zeros is not None), inner, blocks, np.ascontiguousarray(scales), zeros)
 
 
 def read_matrix(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme | None) -> npt.NDArray[np.float32]:

@@ -38,13 +38,16 @@ def _expert(name: str) -> str:
 
 
 def _parts(name: str, tensor: StoredTensor, spec: ModelSpec) -> Iterator[tuple[str, StoredTensor]]:
-    if spec.experts is not None and (stacked := _STACKED.fullmatch(name)):
-        yield from _each_expert(stacked, tensor, spec.experts.count)
-        return
     stem, _, kind = name.rpartition(".")
     module, _, last = stem.rpartition(".")
+    if spec.experts is not None and spec.experts.joined and ".mlp.experts." in name:
+        if stacked := _STACKED.fullmatch(name):
+            yield from _each_expert(stacked, tensor, spec.experts.count)
+        else:  # of one expert, as a build wrote it
+            yield name, replace(tensor, name=name, transposed=kind == "weight")
+        return
     rows = _fused(spec).get(last)
-    if rows is None or ".mlp.experts." in name:  # an expert's is one product, as it is stored
+    if rows is None:
         yield name, replace(tensor, name=name)
         return
     if not tensor.shape or tensor.shape[0] != sum(rows.values()):

@@ -3,6 +3,7 @@
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tests.engine import narrow
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint
 
 SIZES = {"hidden_size": 64, "intermediate_size": 32}
-PUBLISHED = {
+PUBLISHED: dict[str, Any] = {
     "quant_method": "mxfp4",
     "modules_to_not_convert": [
         "model.layers.*.self_attn",
@@ -33,11 +34,17 @@ EXPERTS = "model.layers.1.mlp.experts"
 TOKENS = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def published(folder: Path) -> None:
-    """A checkpoint whose experts are any floats of 4 bits, with scales around what keeps a row's size."""
+def published(folder: Path, *, whole: int | None = None) -> None:
+    """A checkpoint whose experts are any floats of 4 bits, with scales around what keeps a row's size.
+
+    Those of layer ``whole`` are left as they are.
+    """
     make_checkpoint("gpt_oss", folder, sizes=SIZES)
     tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(2)
+    left = [f"model.layers.{whole}.mlp.experts"]
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        if name.startswith(left[0]):
+            continue
         count, inner, rows = tensors.pop(name).shape
         exponent = 127 - round(math.log2(3 * inner**0.5))
         shape = (count, rows, inner // 32)
@@ -45,7 +52,9 @@ def published(folder: Path) -> None:
         spread = torch.randint(-2, 2, shape, generator=generator)
         tensors[f"{name}_scales"] = (exponent + spread).to(torch.uint8)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    edit_config(folder, quantization_config=PUBLISHED)
+    edit_config(
+        folder, quantization_config=PUBLISHED | {"modules_to_not_convert": PUBLISHED["modules_to_not_convert"] + left}
+    )
 
 
 def read_by_transformers(folder: Path) -> PreTrainedModel:
@@ -71,6 +80,14 @@ def test_experts_have_the_values_that_transformers_gives_them_and_keep_them_pack
     narrow.packed(tmp_path)
     found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
     assert (found - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
+
+
+def test_experts_that_are_left_whole_stay_what_they_are_beside_others(tmp_path: Path) -> None:
+    published(tmp_path, whole=0)
+    expected = expected_logits(read_by_transformers(tmp_path), TOKENS)
+    narrow.packed(tmp_path)
+    found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (found - expected).norm() < 0.02 * expected.norm()
 
 
 def test_a_token_has_the_same_bits_in_any_window_whatever_the_rest_is_rounded_to(tmp_path: Path) -> None:
