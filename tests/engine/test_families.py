@@ -97,6 +97,13 @@ def prefill(decode: Decoder, row: int, text: list[int], *, cut: int) -> None:
         decode.engine.bind(given | rows).run()
 
 
+@pytest.mark.parametrize("case", ["mixtral", "gpt_oss"])
+def test_experts_run_in_float16(tmp_path: Path, case: str) -> None:
+    expected = expected_logits(make_checkpoint(case, tmp_path), texts()[0])
+    found = Decoder(tmp_path, "grouped", batch=1, dtype="float16", capacity=CAPACITY)([texts()[0]], [0])[0]
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
+
+
 def test_an_expert_that_no_token_chose_is_not_run(tmp_path: Path) -> None:
     """Its weights may be anything."""
     model = make_checkpoint("mixtral", tmp_path)
