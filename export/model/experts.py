@@ -26,10 +26,10 @@ def mixture(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: 
     chosen = b.op("ReduceMax", b.op("Concat", choices, none, axis=1), b.constant([1]), keepdims=0)
     chosen = b.cast(chosen, "bool")
     flat = b.op("Reshape", x, b.constant([-1, spec.hidden]))
-    total = b.cast(b.op("Mul", flat, b.constant(0, w.dtype)), "float32")  # ScatterND adds no float16 on a CPU
+    total = b.op("Mul", flat, b.constant(0, w.dtype))
     for expert in range(experts.count):
         total = _added(b, total, flat, shares, chosen, w, spec, experts, expert, name)
-    result = b.op("Reshape", b.cast(total, w.dtype), b.op("Shape", x), allowzero=1)
+    result = b.op("Reshape", total, b.op("Shape", x), allowzero=1)
     result.shape = ir.Shape(dims_of(x))
     return result
 
@@ -57,7 +57,7 @@ def _added(
     expert: int,
     name: str,
 ) -> ir.Value:
-    """``total`` float32[tokens, hidden] with what one expert gives to the tokens that chose it."""
+    """``total`` [tokens, hidden] with what one expert gives to the tokens that chose it."""
     stem, index = f"{name}.experts.{expert}", b.constant(expert)
     down = Linear.stored(f"{stem}.down_proj", spec.hidden, bias=experts.biased)
 
@@ -68,7 +68,7 @@ def _added(
         given = b.op("Squeeze", down(b, _activated(b, rows, w, spec, experts, stem), w), b.constant([0]))
         places = b.op("Unsqueeze", tokens, b.constant([1]))
         weighted = b.op("Mul", given, b.op("Gather", b.op("Unsqueeze", mine, b.constant([1])), tokens))
-        return (b.op("ScatterND", total, places, b.cast(weighted, "float32"), reduction="add"),)
+        return (b.op("ScatterND", total, places, weighted, reduction="add"),)
 
     [result] = b.branch(b.op("Gather", chosen, index), run, lambda: (b.op("Identity", total),))
     return result

@@ -14,7 +14,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.model.graphs import open_models
 from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.quantize.checkpoint import write_quantized
@@ -22,6 +24,8 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import named
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
+from tests.makers import VOCAB as WIDE
+from tests.makers import tiny_tokenizer, write_recipe
 from tools.families.cases import FAMILIES, LENGTH, WINDOW
 
 CAPACITY = LENGTH + 8
@@ -97,11 +101,12 @@ def prefill(decode: Decoder, row: int, text: list[int], *, cut: int) -> None:
         decode.engine.bind(given | rows).run()
 
 
-@pytest.mark.parametrize("case", ["mixtral", "gpt_oss"])
-def test_experts_run_in_float16(tmp_path: Path, case: str) -> None:
-    expected = expected_logits(make_checkpoint(case, tmp_path), texts()[0])
-    found = Decoder(tmp_path, "grouped", batch=1, dtype="float16", capacity=CAPACITY)([texts()[0]], [0])[0]
-    torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
+def test_experts_in_float16_are_refused(tmp_path: Path) -> None:
+    make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5})
+    for dtype in ("float32", "int8", "int4"):
+        open_models(Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype=dtype)))
+    with pytest.raises(BadRecipe, match=r"target\.dtype should be float32, int8 or int4 .* experts; got 'float16'"):
+        open_models(Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="float16")))
 
 
 def test_an_expert_that_no_token_chose_is_not_run(tmp_path: Path) -> None:
