@@ -82,6 +82,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
         vocabulary = models[0].vocabulary
+        splits = [f"target: {note}" for note in vocabulary.notes(models[0].source.config)]
         stop_ids = vocabulary.stop_ids(models[0].checkpoint.config)
         markers = vocabulary.markers(recipe.reasoning, stop_ids) if recipe.reasoning else None
     with staged(out) as folder:
@@ -121,7 +122,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             provenance=collect(recipe=recipe.digest, checkpoints=_sources(models, files)),
         )
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    return BuildReport(out, manifest, tuple(clock.steps), notes)
+    return BuildReport(out, manifest, tuple(clock.steps), (*splits, *notes))
 
 
 @dataclass

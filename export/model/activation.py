@@ -7,7 +7,7 @@ import onnx_ir as ir
 from tandemrt.export.model.builder import GraphBuilder, dims_of
 from tandemrt.export.model.linear import Linear, packed
 from tandemrt.export.model.weights import Weights
-from tandemrt.export.read.block import Activation
+from tandemrt.export.read.block import Activation, ClampedSwiglu
 from tandemrt.plugins.operators import DOMAIN
 
 
@@ -61,6 +61,15 @@ def _joined(b: GraphBuilder, gated: ir.Value | None, raised: ir.Value, kind: Act
 def activate(b: GraphBuilder, gated: ir.Value | None, raised: ir.Value, kind: Activation) -> ir.Value:
     """activation(gated) * raised, or activation(raised), in standard operators."""
     return _activated(b, raised, kind) if gated is None else b.op("Mul", _activated(b, gated, kind), raised)
+
+
+def clamped_swiglu(b: GraphBuilder, gate: ir.Value, up: ir.Value, how: ClampedSwiglu, dtype: str) -> ir.Value:
+    """(up + 1) * gate * sigmoid(alpha * gate) within bounds, in standard operators."""
+    limit = b.constant(how.limit, dtype)
+    gate = b.op("Min", gate, limit)
+    up = b.op("Clip", up, b.constant(-how.limit, dtype), limit)
+    glu = b.op("Mul", gate, b.op("Sigmoid", b.op("Mul", gate, b.constant(how.alpha, dtype))))
+    return b.op("Mul", b.op("Add", up, b.constant(1, dtype)), glu)
 
 
 def _activated(b: GraphBuilder, x: ir.Value, kind: Activation) -> ir.Value:

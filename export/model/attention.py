@@ -28,7 +28,8 @@ class Heads:
     """What the attention of one layer is made of.
 
     ``norms`` names the RMS norms of queries and keys, if the model has them. ``rope`` rotates both, None: nothing does.
-    ``sliding_window`` is how many tokens a token sees, its own included; None is all of them.
+    ``sliding_window`` is how many tokens a token sees, its own included; None is all of them. ``sinks`` names the
+    scores [heads] that take part in every softmax and have no value, if the model has them.
     """
 
     layer: int
@@ -38,6 +39,7 @@ class Heads:
     norms: tuple[str, str] | None
     rope: Rope | None
     sliding_window: int | None
+    sinks: str | None
 
 
 class Attention(Protocol):

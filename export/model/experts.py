@@ -8,7 +8,7 @@ own.
 
 import onnx_ir as ir
 
-from tandemrt.export.model.activation import activate
+from tandemrt.export.model.activation import activate, clamped_swiglu
 from tandemrt.export.model.builder import GraphBuilder, dims_of
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.weights import Weights
@@ -18,7 +18,8 @@ from tandemrt.export.read.spec import ModelSpec
 
 def mixture(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
     """[batch, query, hidden] to the same: what the experts give that each token chose, by the weights it gave them."""
-    shares = _routed(b, Linear.stored(f"{name}.gate", experts.count)(b, x, w), experts, w.dtype)
+    router = Linear.stored(f"{name}.gate", experts.count, bias=experts.biased)
+    shares = _routed(b, router(b, x, w), experts, w.dtype)
     # Compared before it is reduced: a row's NaN may not hide what another one chose.
     choices = b.cast(b.op("Greater", shares, b.constant(0, w.dtype)), "int32")
     none = b.constant([[0]] * experts.count, "int32")  # a prompt's last layer has no token
@@ -58,17 +59,32 @@ def _added(
 ) -> ir.Value:
     """``total`` [tokens, hidden] with what one expert gives to the tokens that chose it."""
     stem, index = f"{name}.experts.{expert}", b.constant(expert)
-    gate, up = (Linear.stored(f"{stem}.{kind}_proj", experts.intermediate) for kind in ("gate", "up"))
-    down = Linear.stored(f"{stem}.down_proj", spec.hidden)
+    down = Linear.stored(f"{stem}.down_proj", spec.hidden, bias=experts.biased)
 
     def run() -> tuple[ir.Value]:
         mine = b.op("Gather", shares, index, axis=0)
         tokens = b.op("Squeeze", b.op("NonZero", mine), b.constant([0]))
-        rows = b.op("Gather", flat, tokens)
-        inner = activate(b, gate(b, rows, w), up(b, rows, w), spec.activation)
-        weighted = b.op("Mul", down(b, inner, w), b.op("Unsqueeze", b.op("Gather", mine, tokens), b.constant([1])))
+        rows = b.op("Unsqueeze", b.op("Gather", flat, tokens), b.constant([0]))  # products take [batch, query, inner]
+        given = b.op("Squeeze", down(b, _activated(b, rows, w, spec, experts, stem), w), b.constant([0]))
         places = b.op("Unsqueeze", tokens, b.constant([1]))
+        weighted = b.op("Mul", given, b.op("Gather", b.op("Unsqueeze", mine, b.constant([1])), tokens))
         return (b.op("ScatterND", total, places, weighted, reduction="add"),)
 
     [result] = b.branch(b.op("Gather", chosen, index), run, lambda: (b.op("Identity", total),))
     return result
+
+
+def _activated(b: GraphBuilder, rows: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, stem: str) -> ir.Value:
+    """[1, rows, intermediate]: what stands in front of an expert's last product."""
+    width = experts.intermediate
+    if experts.joined:
+        both = Linear.stored(f"{stem}.gate_up_proj", 2 * width, bias=experts.biased)(b, rows, w)
+        pairs = b.op("Reshape", both, b.constant([1, -1, width, 2]))
+        gate, up = (b.op("Gather", pairs, b.constant(at), axis=3) for at in (0, 1))
+    else:
+        gate, up = (
+            Linear.stored(f"{stem}.{kind}_proj", width, bias=experts.biased)(b, rows, w) for kind in ("gate", "up")
+        )
+    if experts.clamped is not None:
+        return clamped_swiglu(b, gate, up, experts.clamped, w.dtype)
+    return activate(b, gate, up, spec.activation)

@@ -181,6 +181,12 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
         found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
         raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
     layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
+    if layers.experts is not None and recipe.backend.name == "onnxruntime-cpu" and model.compute != "float32":
+        # Their sums do not exist in float16, and their products would round one token in another way than several.
+        raise BadRecipe(
+            f"{model.role}.dtype should be float32, int8 or int4 for a model with experts; got {model.dtype!r}; change "
+            "it, the checkpoint may be stored in any"
+        )
     if why := unsupported(layers, fitting(attention_of(recipe), layers), recipe.capacity):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
 

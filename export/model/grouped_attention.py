@@ -140,13 +140,13 @@ class GroupedAttention:
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """One token of every row, or several of one: rotary embedding, cache write and attention are one operator."""
         cache = (w.dtype, dims_of(past.key))
-        tables = () if heads.rope is None else self.tables[heads.rope]
+        tables = (None, None) if heads.rope is None else self.tables[heads.rope]
         return self._operator(
             b,
             *(qkv, None, None, past.key, past.value, self.last, self.most, *tables),
             outputs=[(w.dtype, (*dims_of(qkv)[:-1], heads.query.width)), cache, cache],
-            window=heads.sliding_window,
-            rope=heads.rope,
+            heads=heads,
+            w=w,
         )
 
     def _token_by_token(
@@ -155,6 +155,7 @@ class GroupedAttention:
         """A window of every row: all tokens into the cache, then the operator for one token of every row at a time."""
         query, key, value = self._parts(b, qkv)
         query, key = self._rotated(b, query, key, heads.rope)
+        rotated = replace(heads, rope=None)
         present = [
             b.op("TensorScatter", cached, self._headed(b, flat), self.index, axis=2, mode="linear")
             for cached, flat in ((past.key, key), (past.value, value))
@@ -166,9 +167,10 @@ class GroupedAttention:
                 b.op("Gather", query, b.op("Unsqueeze", at, b.constant([0])), axis=1),
                 *(self.window.nothing, self.window.nothing, *present),
                 b.op("Gather", self.window.last, at),
-                b.op("Gather", self.window.most, at),
+                *(b.op("Gather", self.window.most, at), None, None),
                 outputs=[(w.dtype, (dims_of(query)[0], 1, heads.query.width))],
-                window=heads.sliding_window,
+                heads=rotated,
+                w=w,
             )
             return b.op("Squeeze", mixed, b.constant([1]))
 
@@ -181,12 +183,16 @@ class GroupedAttention:
         b: GraphBuilder,
         *inputs: ir.Value | None,
         outputs: list[tuple[str, tuple[int | str, ...]]],
-        window: int | None,
-        rope: Rope | None = None,
+        heads: Heads,
+        w: Weights,
     ) -> tuple[ir.Value, ...]:
+        """The operator; ``inputs`` are its first nine."""
+        rope = heads.rope
+        sinks = () if heads.sinks is None else (None, None, w(heads.sinks, (self.spec.heads,)))
         return b.custom(
             "GroupQueryAttention",
             *inputs,
+            *sinks,
             domain=LIBRARY,
             outputs=outputs,
             num_heads=self.spec.heads,
@@ -195,7 +201,7 @@ class GroupedAttention:
             rotary_interleaved=int(rope is not None and rope.interleaved),
             scale=self.spec.scales.attention,
             softcap=self.spec.scales.attention_softcap,
-            local_window_size=window or -1,
+            local_window_size=heads.sliding_window or -1,
         )
 
     def _parts(self, b: GraphBuilder, qkv: ir.Value) -> tuple[ir.Value, ...]:

@@ -126,6 +126,7 @@ def _heads(spec: ModelSpec, layer: int, name: str) -> Heads:
         norms=(f"{name}.{spec.qk_norm.query}", f"{name}.{spec.qk_norm.key}") if spec.qk_norm else None,
         rope=spec.rope_of(layer),
         sliding_window=spec.window_of(layer),
+        sinks=f"{name}.sinks" if spec.sinks else None,
     )
 
 

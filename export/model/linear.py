@@ -54,6 +54,8 @@ class Linear:
         if isinstance(how, Scheme):
             x = float8.rounded_input(b, x, w, self.names[0], how)
             weight = float8.stacked(b, w, self.names, self.widths, inner, how)
+        elif len(names) == 1 and w.transposed(names[0]):
+            return b.op("MatMul", x, w(names[0], (inner, self.width)))
         else:
             weight = w.stacked(names, self.widths, (inner,))
         return b.op("MatMul", x, b.op("Transpose", weight, perm=[1, 0]))

@@ -7,9 +7,12 @@ from tandemrt.export.read.spec import ModelSpec
 
 def unsupported(spec: ModelSpec, attention: Lowering, capacity: int) -> str | None:
     """Why a model cannot be built by a lowering with rows of ``capacity`` tokens, and what to do; None: it can."""
-    if spec.experts is not None and attention != "grouped":
+    if (spec.experts is not None or spec.sinks) and attention != "grouped":
+        what = " and ".join(
+            name for name, has in (("experts", spec.experts is not None), ("attention sinks", spec.sinks)) if has
+        )
         return (
-            f"{spec.family} has experts, which run on a CPU alone, with heads of a multiple of {HEAD_DIM_STEP} values; "
+            f"{spec.family} has {what}, which run on a CPU alone, with heads of a multiple of {HEAD_DIM_STEP} values; "
             "the backend must be onnxruntime-cpu"
         )
     if attention == "paged":

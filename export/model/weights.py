@@ -55,6 +55,10 @@ class Weights:
         values = [self(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
         return self.builder.op("Concat", *values, axis=0)
 
+    def transposed(self, name: str) -> bool:
+        """Whether the matrix ``name`` is stored as [inputs, outputs]. Raises BadCheckpoint if it is missing."""
+        return self._find(name).transposed
+
     def scheme(self, module: str) -> Scheme | None:
         """How the checkpoint's quantization_config says that the weight of ``module`` is stored; None: whole."""
         return None if self.quantization is None else self.quantization.scheme(module)

@@ -13,7 +13,7 @@ from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.weights import Weights, stored_as
 from tandemrt.export.quantize.blocks import BLOCK, Blocks, Form, quantize
-from tandemrt.export.quantize.stored import parts_of, read_blocks, read_matrix, shape_of
+from tandemrt.export.quantize.stored import form_of, parts_of, read_blocks, read_matrix, shape_of
 from tandemrt.export.quantize.writer import Entry, Progress, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.quantization.config import read_quantization
@@ -23,7 +23,7 @@ from tandemrt.export.read.tensors import named
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Together in the file what is one product in the graph, in its order (export/model/linear.py).
-_ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_ORDER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 FILE = "model.safetensors"
 
 
@@ -50,7 +50,7 @@ class _Product:
     @property
     def comes_packed(self) -> bool:
         """Whether the checkpoint has it in 4 bits."""
-        return self.scheme is not None and self.scheme.weight == "int4"
+        return self.scheme is not None and self.scheme.packed
 
 
 def write_quantized(
@@ -126,9 +126,9 @@ def _products(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None) -> Iter
         if module != head and module.rpartition(".")[2] not in _ORDER:
             continue
         scheme = quantization.scheme(module) if quantization else None
-        if scheme is not None and scheme.weight == "int4":
-            form = Form(4, scheme.block[1], not scheme.symmetric)
-            yield _Product(module, *shape_of(module, checkpoint.tensors, scheme), form, scheme)
+        if scheme is not None and scheme.packed:
+            shape = shape_of(module, checkpoint.tensors, scheme)
+            yield _Product(module, *shape, form_of(scheme), scheme)
         elif bits is not None and f"{module}.weight" in checkpoint.tensors:
             yield _Product(module, *_matrix(checkpoint.tensors[f"{module}.weight"], scheme), Form(bits, BLOCK), scheme)
 
@@ -165,4 +165,5 @@ def _matrix(tensor: StoredTensor, scheme: Scheme | None) -> tuple[int, int]:
             f"{tensor.file}: tensor {quoted(tensor.name)} should be a matrix of {' or '.join(dtypes)} to be "
             f"quantized, it is {tensor.dtype}{list(tensor.shape)}; choose another dtype"
         )
-    return tensor.shape[0], tensor.shape[1]
+    rows, inner = tensor.shape[::-1] if tensor.transposed else tensor.shape
+    return rows, inner

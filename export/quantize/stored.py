@@ -1,4 +1,4 @@
-"""Weights that a checkpoint holds in 4 bits, as blocks: what compressed-tensors, GPTQ and AWQ write.
+"""Weights that a checkpoint holds in 4 bits, as blocks: what compressed-tensors, GPTQ and AWQ write, and MXFP4.
 
 Read from the code that writes them: compressed_tensors/compressors/pack_quantized, GPTQModel's
 nn_modules/qlinear (``pack_block``), AutoAWQ's awq/modules/linear/gemm.py (``from_linear``).
@@ -11,20 +11,30 @@ import numpy.typing as npt
 
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.quantize.blocks import Blocks, Form
+from tandemrt.export.quantize.mxfp4 import FORM, read_mxfp4_blocks
 from tandemrt.export.read.checkpoint import StoredTensor
+from tandemrt.export.read.quantization.mxfp4 import BLOCK as MXFP4_BLOCK
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.values import require_scales, values
 
 _PER_WORD = 8  # integers of 4 bits in an int32, the first one in its lowest bits
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which column of its eight the i-th integer of a word is
 _FLOATS = ("float32", "float16", "bfloat16")
-PACKED = {"compressed-tensors": "weight_packed", "gptq": "qweight", "gptq_v2": "qweight", "awq": "qweight"}
+PACKED = {
+    "compressed-tensors": "weight_packed",
+    "gptq": "qweight",
+    "gptq_v2": "qweight",
+    "awq": "qweight",
+    "mxfp4": "blocks",
+}
 
 
 def parts_of(module: str, scheme: Scheme) -> tuple[str, ...]:
     """The names of the tensors that hold the weight of ``module``, some of which may be left out."""
     if scheme.weight == "float8_e4m3fn":
         kinds: tuple[str, ...] = ("weight", scheme.scale, scheme.input_scale)
+    elif scheme.weight == "mxfp4":
+        kinds = ("blocks", "scales")
     elif scheme.layout == "compressed-tensors":
         kinds = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
     else:
@@ -32,9 +42,18 @@ def parts_of(module: str, scheme: Scheme) -> tuple[str, ...]:
     return tuple(f"{module}.{kind}" for kind in kinds)
 
 
+def form_of(scheme: Scheme) -> Form:
+    """How a weight of 4 bits will be held."""
+    return FORM if scheme.weight == "mxfp4" else Form(4, scheme.block[1], not scheme.symmetric)
+
+
 def shape_of(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> tuple[int, int]:
     """Outputs and inputs of the weight of ``module``. Raises BadCheckpoint."""
     tensor = _find(tensors, f"{module}.{PACKED[scheme.layout]}")
+    if scheme.weight == "mxfp4":
+        rows, groups, _ = (*tensor.shape, 0, 0, 0)[:3]  # of another shape, if it is no such tensor
+        _typed(tensors, tensor.name, (rows, groups, MXFP4_BLOCK // 2), ("uint8",))
+        return rows, groups * MXFP4_BLOCK
     if len(tensor.shape) != 2 or tensor.dtype != "int32":
         raise BadCheckpoint(
             f"{tensor.file}: tensor {quoted(tensor.name)} should be a matrix of int32, it is "
@@ -49,6 +68,9 @@ def shape_of(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -
 def read_blocks(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> Blocks:
     """Read the weight of ``module``. Raises BadCheckpoint, by name, for what does not fit together."""
     (rows, inner), group = shape_of(module, tensors, scheme), scheme.block[1]
+    if scheme.weight == "mxfp4":
+        exponents = _typed(tensors, f"{module}.scales", (rows, inner // group), ("uint8",))
+        return read_mxfp4_blocks(_find(tensors, f"{module}.blocks"), exponents)
     if inner % group or (rows % _PER_WORD and not scheme.symmetric):
         raise BadCheckpoint(
             f"{module}: a weight of 4 bits should have inputs that are a multiple of its group of {group}, and outputs "
@@ -68,7 +90,10 @@ def read_blocks(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme
 
 def read_matrix(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme | None) -> npt.NDArray[np.float32]:
     """Read the weight of ``module`` that is stored as floats, or in float8_e4m3fn. Raises BadCheckpoint."""
-    matrix = values(_find(tensors, f"{module}.weight")).astype(np.float32)
+    weight = _find(tensors, f"{module}.weight")
+    matrix = values(weight).astype(np.float32)
+    if weight.transposed:
+        matrix = np.ascontiguousarray(matrix.T)
     if scheme is None:
         return matrix
     rows, inner = matrix.shape

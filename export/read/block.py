@@ -30,10 +30,20 @@ class QKNorm:
 
 
 @dataclass(frozen=True)
+class ClampedSwiglu:
+    """(up + 1) * gate * sigmoid(``alpha`` * gate), of a gate of at most ``limit`` and an up within -limit and limit."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture in place of the MLP, in the ``layers`` that say so: each token chooses ``per_token`` of ``count``.
 
     ``intermediate`` is the width of each. ``normalized``: the weights of the chosen ones sum to 1, else all weights do.
+    ``biased``: router and experts add biases. ``joined``: gate and up are one product, which gives a value of each in
+    turns, and a tensor holds all experts. ``clamped`` takes the place of the activation.
     """
 
     count: int
@@ -41,6 +51,9 @@ class Experts:
     intermediate: int
     normalized: bool
     layers: tuple[bool, ...]
+    biased: bool = False
+    joined: bool = False
+    clamped: ClampedSwiglu | None = None
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,10 @@ _HEADER_LIMIT = 100_000_000  # the limit of the format's own reader
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies: ``nbytes`` bytes at ``offset`` (counted from the start of the file) of ``file``."""
+    """Where one tensor lies: ``nbytes`` bytes at ``offset`` (counted from the start of the file) of ``file``.
+
+    ``transposed``: a matrix [inputs, outputs] where others are [outputs, inputs].
+    """
 
     name: str
     dtype: str
@@ -48,6 +51,7 @@ class StoredTensor:
     file: Path
     offset: int
     nbytes: int
+    transposed: bool = False
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,15 @@ _MINISTRAL_ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 _TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers reads the last nowhere
 
 
@@ -227,6 +236,17 @@ _ROWS = (
         neutral={"qkv_bias": (False,), "use_qk_norm": (True,), "shared_expert_intermediate_size": (0,)},
         irrelevant=_ROUTER,
         experts=of.qwen_experts,
+    ),
+    Family(
+        "gpt_oss",
+        ("GptOssForCausalLM",),
+        defaults={"head_dim": 64, "num_key_value_heads": 8, "sliding_window": 128, "attention_bias": True},
+        sinks=True,
+        biases=of.attention_biases,
+        windows=every(2),
+        rope=RopeRules(default=_GPT_OSS_ROPE),
+        irrelevant=(*_ROUTER, "initial_context_length"),  # rope_scaling says it
+        experts=of.gpt_oss_experts,
     ),
 )
 FAMILIES = {architecture: row for row in _ROWS for architecture in row.architectures}

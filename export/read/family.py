@@ -1,11 +1,11 @@
 """A family of models: what it says by its name rather than in its config, as choices and readers of fields."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tandemrt.engines.errors import BadCheckpoint, quoted
-from tandemrt.export.read.block import Activation, BlockNorms, Experts, QKNorm, Scales
+from tandemrt.export.read.block import Activation, BlockNorms, ClampedSwiglu, Experts, QKNorm, Scales
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, all_rotary, no_window
 from tandemrt.export.read.rope import RopeRules
@@ -115,6 +115,17 @@ def qwen_experts(fields: Fields, layers: int) -> Experts:
     )
 
 
+def gpt_oss_experts(fields: Fields, layers: int) -> Experts:
+    """Of gpt-oss: in every layer, with biases, gate and up in turns, and bounds on what they give."""
+    chosen = fields.integer("num_experts_per_tok", 4)
+    fields.only("experts_per_token", chosen)  # another name for it
+    experts = _experts(
+        fields.integer("num_local_experts", 128), chosen, fields.integer("intermediate_size"), True, (True,) * layers
+    )
+    clamped = ClampedSwiglu(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0))
+    return replace(experts, biased=True, joined=True, clamped=clamped)
+
+
 def _experts(count: int, chosen: int, intermediate: int, normalized: bool, layers: tuple[bool, ...]) -> Experts:
     if chosen > count:
         raise BadCheckpoint(
@@ -129,7 +140,7 @@ class Family:
 
     ``defaults`` are fields that a config may leave out, ``neutral`` those that change nothing where they say one of
     these values, ``irrelevant`` those that never do. ``activations``: what ``activation_field`` may say.
-    ``norm_offset``: norms are stored less one. ``gated``: whether the MLP has a gate.
+    ``norm_offset``: norms are stored less one. ``gated``: whether the MLP has a gate. ``sinks``: see ModelSpec.
     """
 
     name: str
@@ -140,6 +151,7 @@ class Family:
     norms: BlockNorms = PRE_NORMS
     norm_offset: bool = False
     qk_norm: QKNorm | None = None
+    sinks: bool = False
     biases: Callable[[Fields], Biases] = no_bias
     windows: WindowReader = no_window
     rotary: RotaryReader = all_rotary

@@ -34,7 +34,8 @@ class ModelSpec:
     own included; None if there are no such layers. ``rotary_layers``: the layers that rotate queries and keys, by
     ``rope``, or those that slide by ``local_rope`` if there is one. ``max_length`` is the length the model was trained
     for, or that its positions were stretched to. ``norm_offset``: the weights of norms are stored less one. ``gated``:
-    the MLP is down(activation(gate(x)) * up(x)), else down(activation(up(x))).
+    the MLP is down(activation(gate(x)) * up(x)), else down(activation(up(x))). ``sinks``: each head has a score more,
+    the same for every token, that takes a share of its attention and gives nothing for it.
     """
 
     family: str
@@ -52,6 +53,7 @@ class ModelSpec:
     rotary_layers: tuple[bool, ...]
     tied: bool
     qk_norm: QKNorm | None
+    sinks: bool
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
@@ -108,6 +110,7 @@ class ModelSpec:
             rotary_layers=family.rotary(fields, layers, windows),
             tied=fields.flag("tie_word_embeddings", False),
             qk_norm=family.qk_norm,
+            sinks=family.sinks,
             qkv_bias=bias.qkv,
             out_bias=bias.out,
             mlp_bias=bias.mlp,

@@ -12,6 +12,7 @@ from tandemrt.export.read.spec import ModelSpec, sees_images
 _TEXT = re.compile(r"(?:language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.)")
 _MIXTRAL = re.compile(r"(\.experts\.\d+\.)(w[123])\.")
 _OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales|)")
 _IMAGES = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|multi_modal_projector)\.")
 
 
@@ -19,7 +20,7 @@ def named(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     """``checkpoint`` with every tensor by the name that the graph asks for; of a model with images, the text part.
 
     Nothing is read or copied: a part of a tensor is a place in the same file. Raises BadCheckpoint for a fused tensor
-    that has another number of rows than its parts.
+    that has another number of rows than its parts, and for one that does not hold every expert.
     """
     tensors: dict[str, StoredTensor] = {}
     images = sees_images(checkpoint.config)
@@ -31,14 +32,20 @@ def named(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
 
 
 def _expert(name: str) -> str:
-    """A tensor of Mixtral's experts and router by the name that other families give it."""
-    name = name.replace(".block_sparse_moe.", ".mlp.")
+    """A tensor of Mixtral's experts and router, or gpt-oss's router, by the name that other families give it."""
+    name = name.replace(".block_sparse_moe.", ".mlp.").replace(".mlp.router.", ".mlp.gate.")
     return _MIXTRAL.sub(lambda found: f"{found[1]}{_OF_MIXTRAL[found[2]]}.", name)
 
 
 def _parts(name: str, tensor: StoredTensor, spec: ModelSpec) -> Iterator[tuple[str, StoredTensor]]:
     stem, _, kind = name.rpartition(".")
     module, _, last = stem.rpartition(".")
+    if spec.experts is not None and spec.experts.joined and ".mlp.experts." in name:
+        if stacked := _STACKED.fullmatch(name):
+            yield from _each_expert(stacked, tensor, spec.experts.count)
+        else:  # of one expert, as a build wrote it
+            yield name, replace(tensor, name=name, transposed=kind == "weight")
+        return
     rows = _fused(spec).get(last)
     if rows is None:
         yield name, replace(tensor, name=name)
@@ -54,6 +61,22 @@ def _parts(name: str, tensor: StoredTensor, spec: ModelSpec) -> Iterator[tuple[s
         new = f"{module}.{part}.{kind}"
         yield new, replace(tensor, name=new, shape=shape, offset=begin, nbytes=nbytes)
         begin += nbytes
+
+
+def _each_expert(name: re.Match[str], tensor: StoredTensor, count: int) -> Iterator[tuple[str, StoredTensor]]:
+    """A tensor of all experts as one of each: gpt-oss has weights of [inputs, outputs], and blocks the other way."""
+    if len(tensor.shape) < 2 or tensor.shape[0] != count:
+        raise BadCheckpoint(
+            f"{tensor.file}: tensor {quoted(tensor.name)} should hold {count} experts by config.json, its shape is "
+            f"{quoted(list(tensor.shape))}"
+        )
+    kind, nbytes = name[3].removeprefix("_") or "weight", tensor.nbytes // count
+    for expert in range(count):
+        new, begin = f"{name[1]}.{expert}.{name[2]}.{kind}", tensor.offset + expert * nbytes
+        yield (
+            new,
+            replace(tensor, name=new, shape=tensor.shape[1:], offset=begin, nbytes=nbytes, transposed=kind == "weight"),
+        )
 
 
 def _fused(spec: ModelSpec) -> dict[str, dict[str, int]]:

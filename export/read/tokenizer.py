@@ -11,6 +11,7 @@ from tandemrt.engines.manifest import Markers
 from tandemrt.engines.recipe import Reasoning
 from tandemrt.engines.tokenizer import read_tokenizer
 from tandemrt.export.read.speller import Speller
+from tandemrt.export.read.tokenizer_class import split_notes
 
 # Everything that transformers may read to build a tokenizer, its chat template and its defaults.
 TOKENIZER_FILES = (
@@ -50,6 +51,10 @@ class CheckpointTokenizer:
         except Exception as error:  # the library raises bare Exception
             raise BadCheckpoint(f"{path} must be a tokenizer: {clipped(error)}; download it again") from error
         return cls(folder, tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+
+    def notes(self, config: Mapping[str, Any]) -> list[str]:
+        """Where transformers would split a text in another way, a line each; ``config`` is the checkpoint's."""
+        return split_notes(self.tokenizer, self.folder, config, self._json("tokenizer_config.json"))
 
     def files(self) -> list[Path]:
         """The files to copy, chat templates included."""

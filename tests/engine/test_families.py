@@ -14,7 +14,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.model.graphs import open_models
 from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.quantize.checkpoint import write_quantized
@@ -22,6 +24,8 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import named
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
+from tests.makers import VOCAB as WIDE
+from tests.makers import tiny_tokenizer, write_recipe
 from tools.families.cases import FAMILIES, LENGTH, WINDOW
 
 CAPACITY = LENGTH + 8
@@ -97,6 +101,14 @@ def prefill(decode: Decoder, row: int, text: list[int], *, cut: int) -> None:
         decode.engine.bind(given | rows).run()
 
 
+def test_experts_in_float16_are_refused(tmp_path: Path) -> None:
+    make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5})
+    for dtype in ("float32", "int8", "int4"):
+        open_models(Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype=dtype)))
+    with pytest.raises(BadRecipe, match=r"target\.dtype should be float32, int8 or int4 .* experts; got 'float16'"):
+        open_models(Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="float16")))
+
+
 def test_an_expert_that_no_token_chose_is_not_run(tmp_path: Path) -> None:
     """Its weights may be anything."""
     model = make_checkpoint("mixtral", tmp_path)
@@ -121,13 +133,17 @@ def test_a_row_that_holds_nonsense_takes_no_expert_from_another_one(tmp_path: Pa
     assert torch.equal(decode([[7], [7]], [0, 9])[0], alone)
 
 
-@pytest.mark.parametrize("case", ["phi3", "mixtral"])
-def test_every_product_is_quantized_whatever_a_family_calls_it(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "bits", "error"), [("phi3", 8, 0.05), ("mixtral", 8, 0.05), ("mixtral", 4, 0.4), ("gpt_oss", 8, 0.05)]
+)
+def test_every_product_is_quantized_whatever_a_family_calls_it(
+    tmp_path: Path, case: str, bits: int, error: float
+) -> None:
     model = make_checkpoint(case, tmp_path)
     checkpoint, narrow = Checkpoint.open(tmp_path), tmp_path / "narrow"
     narrow.mkdir()
     shutil.copy(tmp_path / "config.json", narrow)
-    written = write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), narrow, 8).checkpoint
+    written = write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), narrow, bits).checkpoint
     whole = {name for name in written.tensors if name.endswith(("proj.weight", "lm_head.weight"))}
     assert not whole
     text = texts()[0]
@@ -135,7 +151,7 @@ def test_every_product_is_quantized_whatever_a_family_calls_it(tmp_path: Path, c
         Decoder(narrow, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0],
         expected_logits(model, text),
     )
-    assert (found - expected).abs().mean() < 0.05 * expected.abs().mean()
+    assert (found - expected).abs().mean() < error * expected.abs().mean()
 
 
 def with_images(case: str) -> PreTrainedModel:
@@ -188,6 +204,16 @@ def test_a_fused_weight_is_read_in_parts_where_it_lies(tmp_path: Path) -> None:
             found = [parts[f"model.layers.1.{module}.{kind}_proj.weight"] for kind in kinds]
             joined = b"".join(content[part.offset : part.offset + part.nbytes] for part in found)
             assert joined == stored.get_tensor(f"model.layers.1.{module}.{whole}_proj.weight").tobytes()
+
+
+def test_a_tensor_that_does_not_hold_every_expert_is_refused(tmp_path: Path) -> None:
+    make_checkpoint("gpt_oss", tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    spec = ModelSpec.from_hf(checkpoint.config | {"num_local_experts": 8})
+    with pytest.raises(
+        BadCheckpoint, match=r"experts\.down_proj.*' should hold 8 experts by config\.json, .*\[6, 40, 48\]"
+    ):
+        named(checkpoint, spec)
 
 
 def test_a_fused_weight_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from tandemrt.engines.errors import BadCheckpoint
-from tandemrt.export.read.block import Experts
+from tandemrt.export.read.block import ClampedSwiglu, Experts
 from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.spec import ModelSpec
 
@@ -200,6 +200,27 @@ PUBLISHED = {
         "vocab_size": 151936}""",
         lambda spec: (spec.rope.theta, spec.sliding_window, spec.experts.count) == (1e7, None, 128),
     ),
+    "gpt-oss-20b": (
+        json.dumps({
+            "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+            "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
+            "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
+            "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+            "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+            "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999,
+            "quantization_config": {
+                "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                           "model.embed_tokens", "lm_head"],
+                "quant_method": "mxfp4"},
+            "rms_norm_eps": 1e-05, "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
+            "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
+                             "original_max_position_embeddings": 4096, "truncate": False},
+            "swiglu_limit": 7.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.55.0.dev0", "use_cache": True, "vocab_size": 201088,
+        }),
+        lambda spec: spec.sinks and spec.max_length == 131072 and (spec.window_of(0), spec.window_of(1)) == (128, None)
+        and spec.experts == Experts(32, 4, 2880, True, (True,) * 24, True, True, ClampedSwiglu(1.702, 7.0)),
+    ),
     "Mixtral-8x7B-Instruct-v0.1": (
         """{"architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
         "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
@@ -274,6 +295,8 @@ def test_fields_that_are_left_out_are_what_transformers_takes_for_them(architect
         ("Qwen3-30B-A3B", {"num_experts_per_tok": 129}, "should be at most the number of experts, 128, it is 129"),
         ("Qwen3-30B-A3B", {"mlp_only_layers": 3}, "mlp_only_layers should be a list of layers, it is 3"),
         ("Qwen3-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
+        ("gpt-oss-20b", {"experts_per_token": 8}, "experts_per_token is 8.*supported: 4"),
+        ("gpt-oss-20b", {"swiglu_limit": "7"}, "swiglu_limit should be a number"),
         ("ERNIE-4.5-0.3B", {"attention_bias": True}, r"does not know the field\(s\) 'attention_bias'"),
     ],
 )

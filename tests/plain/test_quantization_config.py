@@ -51,6 +51,19 @@ def test_parts_of_names_are_left_out_whole():
     assert found.scheme("model.layers.10.mlp.gate_proj") is not None
 
 
+def test_of_mxfp4_only_experts_are_narrow_where_they_are_not_left_out():
+    said = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.1", "lm_head"],
+    }
+    found = read(said)
+    assert found.comes_packed
+    assert found.scheme(f"{LAYER}mlp.experts.3.down_proj") == Scheme("mxfp4", "mxfp4", (1, 32))
+    assert found.scheme("model.layers.11.mlp.experts.3.down_proj") is not None
+    for whole in (f"{LAYER}self_attn.q_proj", f"{LAYER}mlp.gate", "model.layers.1.mlp.experts.3.down_proj", "lm_head"):
+        assert found.scheme(whole) is None
+
+
 def test_modelopt_may_say_it_in_a_file_of_its_own(tmp_path):
     said = {
         "producer": {"name": "modelopt"},

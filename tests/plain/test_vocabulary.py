@@ -11,7 +11,10 @@ from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Reasoning
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
+from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tests.makers import VOCAB, tiny_tokenizer
+from tests.plain.constraints import pieces
 from tests.plain.test_tokenizer_parity import llama_like
 
 END_OF_TURN, THINK, THINK_END = 263, 264, 265
@@ -221,3 +224,17 @@ def test_chat_templates_are_among_the_files_to_copy(tmp_path: Path, vocabulary: 
 def test_a_marker_that_is_a_stop_token_is_refused(vocabulary: CheckpointTokenizer, changes: dict[str, Any]) -> None:
     with pytest.raises(BadRecipe, match=r"must not hold a stop token, which ends the text; '<\|im_end\|>' does"):
         vocabulary.markers(reasoning(**changes), [END_OF_TURN])
+
+
+def test_the_channels_of_gpt_oss_are_markers(tmp_path: Path) -> None:
+    """Control tokens with text between them; the model writes more of both in front of its last channel."""
+    folder = tiny_tokenizer(tmp_path, extra=("<|start|>", "<|end|>", "<|channel|>", "<|message|>"))
+    start, end = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+    turn = "<|end|><|start|>assistant"
+    tokenizer, read = open_tokenizer(folder, VOCAB)
+    markers = CheckpointTokenizer.open(folder).markers(reasoning(start=start, ends=(end,), forced_end=f"{turn}{end}"))
+    rule = ThinkingRule(markers.start.ids, [each.ids for each in markers.ends], markers.forced_end.ids, vocabulary=read)
+    written = Constraint(VOCAB, [END_OF_TURN], prompt=tokenizer.encode("<|start|>assistant"), thinking=rule)
+    commit = written.commit(tokenizer.encode(f"{start}the and{turn}{end}and the"))
+    roles = [(kind, tokenizer.decode(ids)) for kind, ids in pieces([commit])]
+    assert roles == [("marker", start), ("reasoning", f"the and{turn}"), ("marker", end), ("answer", "and the")]

@@ -123,5 +123,15 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3_moe with a dense layer": _of(
         "qwen3_moe", **_HEADS, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=3, mlp_only_layers=[0]
     ),
+    "gpt_oss": _of(
+        "gpt_oss",
+        **_HEADS,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        swiglu_limit=2.0,
+        rope_parameters=_YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+    ),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
 }

@@ -10,6 +10,7 @@ from tandemrt.export.read.quantization.compressed_tensors import read_compressed
 from tandemrt.export.read.quantization.fp8 import read_fp8
 from tandemrt.export.read.quantization.int4 import read_awq, read_gptq
 from tandemrt.export.read.quantization.modelopt import read_modelopt
+from tandemrt.export.read.quantization.mxfp4 import read_mxfp4
 from tandemrt.export.read.quantization.scheme import Quantization
 
 METHODS: Mapping[str, Callable[[dict[str, Any], str], Quantization]] = {
@@ -18,6 +19,7 @@ METHODS: Mapping[str, Callable[[dict[str, Any], str], Quantization]] = {
     "modelopt": read_modelopt,
     "gptq": read_gptq,
     "awq": read_awq,
+    "mxfp4": read_mxfp4,
 }
 _BESIDE = "hf_quant_config.json"  # where older versions of ModelOpt say it, and config.json nothing
 

@@ -6,25 +6,31 @@ from typing import Literal
 
 WHOLE = 0  # of a block: all of the dimension shares a scale
 GROUPS = (32, 64, 128)  # inputs per scale that weights of 4 bits may have
-Layout = Literal["compressed-tensors", "fp8", "modelopt", "gptq", "gptq_v2", "awq"]
+Layout = Literal["compressed-tensors", "fp8", "modelopt", "gptq", "gptq_v2", "awq", "mxfp4"]
 
 
 @dataclass(frozen=True)
 class Scheme:
     """How the weight [outputs, inputs] of a product is stored, and what its input is rounded to.
 
+    ``weight``: integers of 4 bits, or floats: *mxfp4* are those of 4 bits whose scales are powers of 2.
     ``layout`` says which tensors hold it. ``block``: outputs and inputs that share a scale, WHOLE for all of them:
     (WHOLE, WHOLE) is a scale per tensor, (1, WHOLE) one per channel, (1, 128) groups. ``symmetric``: no zero points.
     ``inputs``: *whole*, or rounded to float8_e4m3fn with a stored scale (*static*), or with one of each token and
     ``input_block`` values of it (WHOLE: all) that is found while the model runs (*token*).
     """
 
-    weight: Literal["float8_e4m3fn", "int4"]
+    weight: Literal["float8_e4m3fn", "int4", "mxfp4"]
     layout: Layout
     block: tuple[int, int]
     symmetric: bool = True
     inputs: Literal["whole", "static", "token"] = "whole"
     input_block: int = WHOLE
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights are in 4 bits, which a build writes anew."""
+        return self.weight != "float8_e4m3fn"
 
     @property
     def scale(self) -> str:
@@ -55,7 +61,7 @@ class Quantization:
     @property
     def comes_packed(self) -> bool:
         """Whether some weights are in 4 bits."""
-        return any(scheme.weight == "int4" for _, scheme in self.rules)
+        return any(scheme.packed for _, scheme in self.rules)
 
     def notes(self) -> list[str]:
         """What somebody who builds with the weights as they come should know, a line each."""

@@ -1,0 +1,139 @@
+"""gpt-oss as it is published: experts in MXFP4, read as transformers reads them."""
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
+
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.quantize.checkpoint import write_quantized
+from tandemrt.export.quantize.stored import read_blocks
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tensors import named
+from tests.engine import narrow
+from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint
+
+SIZES = {"hidden_size": 64, "intermediate_size": 32}
+PUBLISHED: dict[str, Any] = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+EXPERTS = "model.layers.1.mlp.experts"
+TOKENS = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def published(folder: Path, *, whole: int | None = None) -> None:
+    """A checkpoint whose experts are any floats of 4 bits, with scales around what keeps a row's size.
+
+    Those of layer ``whole`` are left as they are.
+    """
+    make_checkpoint("gpt_oss", folder, sizes=SIZES)
+    tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(2)
+    left = [f"model.layers.{whole}.mlp.experts"]
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        if name.startswith(left[0]):
+            continue
+        count, inner, rows = tensors.pop(name).shape
+        exponent = 127 - round(math.log2(3 * inner**0.5))
+        shape = (count, rows, inner // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        spread = torch.randint(-2, 2, shape, generator=generator)
+        tensors[f"{name}_scales"] = (exponent + spread).to(torch.uint8)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    edit_config(
+        folder, quantization_config=PUBLISHED | {"modules_to_not_convert": PUBLISHED["modules_to_not_convert"] + left}
+    )
+
+
+def read_by_transformers(folder: Path) -> PreTrainedModel:
+    how = Mxfp4Config(dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=how, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def test_experts_have_the_values_that_transformers_gives_them_and_keep_them_packed_anew(tmp_path: Path) -> None:
+    published(tmp_path)
+    model, checkpoint = read_by_transformers(tmp_path), Checkpoint.open(tmp_path)
+    tensors = named(checkpoint, ModelSpec.from_hf(checkpoint.config)).tensors
+    quantization = read_quantization(checkpoint.config, tmp_path)
+    for kind in ("gate_up_proj", "down_proj"):
+        theirs = model.get_parameter(f"{EXPERTS}.{kind}").detach()
+        for expert in (0, 5):
+            module = f"{EXPERTS}.{expert}.{kind}"
+            found = read_blocks(module, tensors, quantization.scheme(module)).restored
+            assert torch.equal(torch.from_numpy(found), theirs[expert].T)
+
+    expected = expected_logits(model, TOKENS)
+    narrow.packed(tmp_path)
+    found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (found - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
+
+
+def test_experts_that_are_left_whole_stay_what_they_are_beside_others(tmp_path: Path) -> None:
+    published(tmp_path, whole=0)
+    expected = expected_logits(read_by_transformers(tmp_path), TOKENS)
+    narrow.packed(tmp_path)
+    found = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
+    assert (found - expected).norm() < 0.02 * expected.norm()
+
+
+def test_a_token_has_the_same_bits_in_any_window_whatever_the_rest_is_rounded_to(tmp_path: Path) -> None:
+    published(tmp_path)
+    checkpoint, out = Checkpoint.open(tmp_path), tmp_path / "int4"
+    out.mkdir()
+    shutil.copy(tmp_path / "config.json", out)
+    write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), out, 4)
+
+    def scored(batch: int, window: int) -> torch.Tensor:
+        decode, texts = Decoder(out, "grouped", batch=batch), [TOKENS, TOKENS[::-1]][:batch]
+        return torch.cat(
+            [decode([text[at : at + window] for text in texts], [at] * batch) for at in range(0, 40, window)], dim=1
+        )[0]
+
+    assert torch.equal(scored(batch=2, window=5), scored(batch=1, window=1))
+
+
+def edited(folder: Path, name: str, tensor: torch.Tensor) -> None:
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {f"{EXPERTS}.{name}": tensor}, file)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("down_proj_scales", torch.full((6, 64, 1), 255, dtype=torch.uint8), "exponents below 255.*holds 64 of it"),
+        ("down_proj_scales", torch.ones(6, 64, 1), r"should be uint8\[64, 1\].*it is float32\[64, 1\]"),
+        (
+            "down_proj_blocks",
+            torch.zeros(6, 64, 1, 8, dtype=torch.uint8),
+            r"should be uint8\[64, 1, 16\].*\[64, 1, 8\]",
+        ),
+        ("down_proj_blocks", torch.zeros(6, 64, dtype=torch.uint8), r"should be uint8\[64, 0, 16\].*uint8\[64\]"),
+    ],
+)
+def test_blocks_and_scales_that_do_not_fit_are_refused(
+    tmp_path: Path, name: str, tensor: torch.Tensor, message: str
+) -> None:
+    published(tmp_path)
+    edited(tmp_path, name, tensor)
+    with pytest.raises(BadCheckpoint, match=rf"{EXPERTS}\.0\.{name.replace('proj_', 'proj.')}.*{message}"):
+        narrow.packed(tmp_path)
+
+
+def test_the_weights_are_not_read_where_nothing_packs_them(tmp_path: Path) -> None:
+    published(tmp_path)
+    with pytest.raises(BadCheckpoint, match=r"4 bits run on backend onnxruntime-cpu alone"):
+        Decoder(tmp_path, "grouped", batch=1)
