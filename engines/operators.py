@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tandemrt.engines.binding import Binding, Dim
+from tandemrt.engines.gpus import FLOAT8_FROM, OLDEST_WITH_KERNELS, Capability
 
 T = "T"
 
@@ -19,7 +20,7 @@ class Schema:
     """One operator. ``attributes`` are all required; ``in_place`` pairs an output with the input whose memory it has.
 
     ``optional`` names inputs and outputs that may be left out, at the end of their lists. ``kernels`` is the file of
-    the operator's CUDA kernels, without its suffix.
+    the operator's CUDA kernels, without its suffix, and ``compute_capability`` the oldest that they compute on.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Schema:
     attributes: Mapping[str, Literal["int", "float"]] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
+    compute_capability: Capability = OLDEST_WITH_KERNELS
 
     def __getitem__(self, name: str) -> Binding:
         for binding in (*self.inputs, *self.outputs):
@@ -147,6 +149,29 @@ SCHEMAS = {
             inputs=(Binding("gate_up", T, ("tokens", "gate_up_width")),),
             outputs=(Binding("activated", T, ("tokens", "width")),),
             kernels="swiglu",
+        ),
+        Schema(  # a scale per token, found from it alone, or the one of all that a checkpoint stores
+            "quantize_tokens",
+            inputs=(Binding("x", T, ("tokens", "inner")), Binding("static_scale", "float32", (1,))),
+            outputs=(
+                Binding("quantized", "float8_e4m3fn", ("tokens", "inner")),
+                Binding("scales", "float32", ("tokens", 1)),
+            ),
+            optional=("static_scale",),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
+        ),
+        Schema(
+            "scaled_product",
+            inputs=(
+                Binding("quantized", "float8_e4m3fn", ("tokens", "inner")),
+                Binding("scales", "float32", ("tokens", 1)),
+                Binding("weight", "uint8", ("width", "inner")),  # the bytes of float8_e4m3fn: ONNX joins no float8
+                Binding("weight_scales", "float32", ("width",)),
+            ),
+            outputs=(Binding("product", T, ("tokens", "width")),),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
         ),
     )
 }

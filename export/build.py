@@ -24,7 +24,6 @@ from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import read_header
-from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.tensors import named
 from tandemrt.export.staging import check_destination, place, staged
 
@@ -170,7 +169,7 @@ def _quantize(
     notes: list[str] = []
 
     def packed(model: Model) -> Model:
-        quantization = read_quantization(model.source.config, model.source.folder)
+        quantization = model.quantization
         if quantization is not None and model.dtype not in QUANTIZED:
             notes.extend(f"{model.role}: {note}" for note in quantization.notes())
         if not model.packed:

@@ -13,6 +13,7 @@ from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
+from tandemrt.engines.gpus import FLOAT8_FROM
 from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.recipe import Eagle3Draft, ModelDraft, PardDraft, Recipe, Target
 from tandemrt.engines.tensorrt.recipe import TensorRtRtx
@@ -20,15 +21,17 @@ from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.eagle3 import EMBEDDING, build_eagle3, build_fuse
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
 from tandemrt.export.model.lowerings import Lowering, attention_of, fitting
+from tandemrt.export.model.scaled_product import unsupported as without_scaled_products
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import Quantization
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.plugins.operators import HEAD_DIMS
 
-FLOAT8_FROM = 8.9  # the first compute capability that has it
+_FLOAT8_FROM = ".".join(map(str, FLOAT8_FROM))  # as a recipe writes it
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,13 @@ class Model:
     @property
     def packed(self) -> bool:
         """Whether a build writes the weights anew: in other integers, or in another order of those they come in."""
-        found = read_quantization(self.source.config, self.source.folder)
+        found = self.quantization
         return self.dtype in QUANTIZED or (found is not None and found.comes_packed)
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How the checkpoint says that its weights come; None: as numbers of their own."""
+        return read_quantization(self.source.config, self.source.folder)
 
     @classmethod
     def open(cls, role: EngineName, section: Target | ModelDraft | PardDraft, dtype: str, *, length: int) -> "Model":
@@ -99,6 +107,11 @@ class DraftHead:
     def packed(self) -> bool:
         """See Model.packed."""
         return False
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """See Model.quantization."""
+        return read_quantization(self.source.config, self.source.folder)
 
     @classmethod
     def open(cls, section: Eagle3Draft, target: Model, *, length: int) -> "DraftHead":
@@ -145,6 +158,7 @@ def open_models(recipe: Recipe) -> Models:
     _require_support(target, recipe)
     if isinstance(recipe.draft, Eagle3Draft):
         head = DraftHead.open(recipe.draft, target, length=recipe.limits.length)
+        _require_products(head, recipe)
         _require_support(head, recipe)
         return target, head
     if not isinstance(recipe.draft, ModelDraft | PardDraft):
@@ -185,27 +199,53 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
 
 
-def _require_products(model: Model, recipe: Recipe) -> None:
+def _require_products(model: Draft, recipe: Recipe) -> None:
     """Raise BadRecipe unless the backend has products for a checkpoint that comes quantized."""
-    found = read_quantization(model.source.config, model.source.folder)
-    backend = recipe.backend
+    found, backend = model.quantization, recipe.backend
     if found is None or backend.name == "onnxruntime-cpu":
         return
     what = f"{model.role}.checkpoint: a checkpoint that comes quantized ({found.method})"
+    if recipe.cache == "paged":
+        _require_scaled_products(what, model, found, recipe)
+        return
     if not isinstance(backend, TensorRtRtx):
         raise BadRecipe(
-            f"{what} needs backend.name 'onnxruntime-cpu' or 'tensorrt-rtx'; got {backend.name!r}, which has no "
-            "products for it yet; choose one of these, or the checkpoint that is not quantized"
+            f"{what} needs backend.name 'onnxruntime-cpu', 'tensorrt-rtx', or 'onnxruntime-cuda' with cache = 'paged'; "
+            f"got {backend.name!r} with cache = {recipe.cache!r}, which has no products for it; choose one of these, "
+            "or the checkpoint that is not quantized"
         )
     if any(scheme.weight != "float8_e4m3fn" or scheme.inputs == "token" for _, scheme in found.rules):
         raise BadRecipe(
             f"{what} needs weights in float8 and inputs that are whole, or have static scales, for backend.name "
             "'tensorrt-rtx'; choose 'onnxruntime-cpu', or a checkpoint quantized so"
         )
-    if without := [each for each in backend.compute_capabilities if float(each) < FLOAT8_FROM]:
+    if without := [each for each in backend.compute_capabilities if float(each) < float(_FLOAT8_FROM)]:
         raise BadRecipe(
-            f"{what} in float8 needs compute capability {FLOAT8_FROM} or later; got {', '.join(without)} in "
+            f"{what} in float8 needs compute capability {_FLOAT8_FROM} or later; got {', '.join(without)} in "
             "backend.compute_capabilities; drop it, or choose the checkpoint that is not quantized"
+        )
+
+
+def _require_scaled_products(what: str, model: Draft, found: Quantization, recipe: Recipe) -> None:
+    """Raise BadRecipe unless a GPU has products for what is ``found`` of a checkpoint."""
+    if isinstance(model, DraftHead):
+        raise BadRecipe(f"{what} cannot be a draft head on a GPU yet; choose one that is not quantized")
+    if why := without_scaled_products(found):
+        raise BadRecipe(
+            f"{what} has {why}, for which backend.name 'onnxruntime-cuda' has no products yet; choose "
+            "'onnxruntime-cpu', or weights in float8 with a scale per channel or tensor and inputs with scales per "
+            "token or static ones"
+        )
+    if model.compute == "float16":
+        raise BadRecipe(
+            f"{what} needs {model.role}.dtype 'bfloat16' on a GPU: sums of products in float8 are too large for "
+            "'float16'; got 'float16'"
+        )
+    if all(float(each) < float(_FLOAT8_FROM) for each in recipe.kernel_capabilities):
+        found_ones = ", ".join(recipe.kernel_capabilities)
+        raise BadRecipe(
+            f"{what} in float8 needs compute capability {_FLOAT8_FROM} or later; got {found_ones} in "
+            "backend.compute_capabilities; name a later one, or choose the checkpoint that is not quantized"
         )
 
 

@@ -26,8 +26,9 @@ class Strategies:
     """How a lowering writes the parts of a decoder, and what it makes of the graph afterwards.
 
     ``pick`` picks the rows that get logits: in front of the last norm, or, ``pick_early``, right behind the last
-    attention. ``prompts_score_nothing`` says that a call without rows to score is a prompt's. ``functions`` are the
-    bodies behind the operators of the project, ``passes`` change the graph in place.
+    attention. ``prompts_score_nothing`` says that a call without rows to score is a prompt's. ``scaled_products``:
+    products in float8 are operators of the project. ``functions`` are the bodies behind the other operators of the
+    project, ``passes`` change the graph in place.
     """
 
     attention: AttentionMaker
@@ -35,6 +36,7 @@ class Strategies:
     pick: Callable[[GraphBuilder, ir.Value, ir.Value], ir.Value]
     pick_early: bool = False
     prompts_score_nothing: bool = False
+    scaled_products: bool = False
     functions: Callable[[ModelSpec], tuple[ir.Function, ...]] = lambda _spec: ()
     passes: tuple[Callable[[ir.Model], None], ...] = ()
 
@@ -76,6 +78,7 @@ STRATEGIES: Mapping[Lowering, Strategies] = {
         one_product_and_operator,
         gather_tokens,
         pick_early=True,
+        scaled_products=True,
         functions=_paged_functions,
         passes=(fuse_residual_norms,),
     ),

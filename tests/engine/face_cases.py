@@ -11,6 +11,7 @@ import torch
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins.faces import launcher, reference
 from tandemrt.plugins.launch import Context
+from tandemrt.plugins.reference.float8 import FLOAT8, quantize_tokens
 from tandemrt.runtime.check.adjust import adjust_case
 from tests.engine import attention_cases
 from tests.engine.operator_cases import case as window_case
@@ -53,7 +54,7 @@ def hold(operator: str, case: Case, context: Context) -> None:
     launcher(operator, context)(tensors, case.attributes, context).run()
     for binding, expected, tensor in zip(schema.outputs, wanted, results, strict=False):
         found, name = to_numpy(tensor), f"{operator}: {binding.name}"
-        if np.issubdtype(expected.dtype, np.integer):
+        if expected.dtype == FLOAT8 or np.issubdtype(expected.dtype, np.integer):
             np.testing.assert_array_equal(found, expected, err_msg=name)
         else:
             near = NEAR[str(expected.dtype)]
@@ -65,6 +66,8 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
     array = np.ascontiguousarray(array)
     if array.dtype == KINDS["bfloat16"]:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype == FLOAT8:
+        return torch.from_numpy(array.view(np.int8)).view(torch.float8_e4m3fn)
     return torch.from_numpy(array)
 
 
@@ -73,6 +76,8 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         found: np.ndarray = tensor.view(torch.int16).numpy().view(KINDS["bfloat16"])
         return found
+    if tensor.dtype == torch.float8_e4m3fn:
+        return tensor.view(torch.int8).numpy().view(FLOAT8)
     return tensor.numpy()
 
 
@@ -115,6 +120,27 @@ def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({"gate_up": values.astype(kind)})
 
 
+def _unrounded(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(4)
+    for shape in ((1, 1, 80), (3, 5, 64), (2, 20480)):
+        values = (rng.normal(size=shape) * 4).astype(kind)
+        values[0, ..., :4] = [-60000, 0, 1e-8, 300]
+        values[-1, ..., 0] = 2000  # what a static scale has no room for
+        yield Case({"x": values})
+        yield Case({"x": values, "static_scale": np.array([0.25], np.float32)})
+    yield Case({"x": np.zeros((2, 16), kind)})
+
+
+def _products(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Numbers of rows on either side of what the kernels take, and inputs that are no multiple of a warp's."""
+    rng = np.random.default_rng(5)
+    for rows, inner, width in (((1,), 80, 16), ((2, 4), 1104, 48), ((9,), 64, 32), ((40,), 640, 16)):
+        quantized, scales = quantize_tokens(rng.normal(size=(*rows, inner)))
+        weight, weight_scales = quantize_tokens(rng.normal(size=(width, inner)) / inner**0.5)
+        scaled = {"scales": scales, "weight": weight.view(np.uint8), "weight_scales": weight_scales[:, 0]}
+        yield Case({"quantized": quantized, **scaled}, {"dtype": kind})
+
+
 def _of(operator: str) -> Callable[[np.dtype[Any]], Iterator[Case]]:
     return lambda kind: _windows(operator, kind)
 
@@ -127,4 +153,6 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "sample_draft": _drafts,
     "window_attention": _attention,
     "swiglu": _gates,
+    "quantize_tokens": _unrounded,
+    "scaled_product": _products,
 }

@@ -15,6 +15,15 @@ LAST = COMPUTE_CAPABILITIES[-1]
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
+    "float8": {
+        "quantize_tokens": "2 u64, 1 u32, 2 u64",
+        "quantized_swiglu": "4 u64, 1 u32, 2 u64",
+        "quantized_norm": "6 u64, 1 u32, 1 f32, 3 u64",
+        "scale_product": "2 u64, 1 u32, 1 u64",
+        "product_8": "4 u64, 3 u32, 1 u64",
+        "product_16": "4 u64, 3 u32, 1 u64",
+        "product_32": "4 u64, 3 u32, 1 u64",
+    },
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {
         "row_stats": "12 u64, 3 u32, 3 u64",
@@ -25,7 +34,7 @@ ENTRIES = {
 APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 2 f32, 2 u64", "9 u64, 8 u32, 2 f32, 6 u64", "9 u64, 6 u32, 2 f32, 3 u64"
 PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 2 f32, 4 u64", "11 u64, 6 u32, 2 f32, 3 u64"
 ATTEND_RUNS = "11 u64, 8 u32, 2 f32, 6 u64"
-SPILLED = {"verify": 160}  # bytes: some between phases are no matter; in a loop over the logits they would be
+SPILLED = {"float8": 16, "verify": 160}  # bytes: some between phases are no matter; in a loop over the logits they would be
 
 
 def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> dict[str, str]:
@@ -49,12 +58,14 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
 
 
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them in one dtype, one GPU all.
+# Products in float8 see a GPU without it, and the newest.
 COMPILED = [
     (kernel, dtype, capability, HEAD_DIMS if kernel != "attention" or capability == "9.0" else (128,))
     for kernel in compiler.kernel_names()
     for dtype in SUFFIXES
     for capability in COMPUTE_CAPABILITIES
-    if kernel != "attention" or dtype == "bfloat16" or capability == "9.0"
+    if kernel not in ("attention", "float8") or dtype == "bfloat16" or capability == "9.0"
+    if kernel != "float8" or capability in ("8.0", "9.0", LAST)
 ]
 
 

@@ -1,0 +1,118 @@
+// What stands between products in float8, a block per row: rounding to float8 with a scale per row, behind a gated
+// activation or a residual norm where one stands in front of it. Results of products come without their scales, which
+// are applied as they are read. Widths are multiples of 8.
+
+#include "float8_product.cuh"
+#include "variants.cuh"
+
+constexpr int SWEEPS = 2;  // of a block over a row that it keeps in registers: 16,384 values
+
+template <class T>
+__device__ void quantize_tokens(
+    const typename T::Element* x, const float* given, int width, u8* quantized, float* scales
+) {
+    i64 row = blockIdx.x;
+    quantize_row<SWEEPS>(width, given, quantized + row * width, scales + row, [&](int i, int) {
+        return load8<T>(x + row * width + i);
+    });
+}
+
+template <class T>
+__device__ void quantized_swiglu(
+    const typename T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int width,
+    u8* quantized, float* made
+) {
+    i64 row = blockIdx.x;
+    const auto* gates = gate_up + row * 2 * width;
+    float scale = scales[row];
+    quantize_row<SWEEPS>(width, given, quantized + row * width, made + row, [&](int i, int) {
+        Eight gate = scaled8<T>(gates + i, scale, weight_scales + i);
+        Eight up = scaled8<T>(gates + width + i, scale, weight_scales + width + i);
+        round_to<T>(gate);
+        round_to<T>(up);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) gate.at[j] = gate.at[j] / (1.0f + __expf(-gate.at[j])) * up.at[j];
+        round_to<T>(gate);
+        return gate;
+    });
+}
+
+template <class T>
+__device__ void quantized_norm(
+    const typename T::Element* skip, const typename T::Element* product, const float* scales,
+    const float* weight_scales, const typename T::Element* weight, const float* given, int width, float epsilon,
+    u8* quantized, float* made, typename T::Element* sum
+) {
+    i64 row = blockIdx.x, at = row * width;
+    int stride = 8 * blockDim.x, first = 8 * threadIdx.x;
+    float scale = scales[row], squares = 0;
+    Eight held[SWEEPS];
+    auto added = [&](int i) {
+        Eight x = scaled8<T>(product + at + i, scale, weight_scales + i), y = load8<T>(skip + at + i);
+        round_to<T>(x);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x.at[j] += y.at[j];
+        round_to<T>(x);
+        store8<T>(sum + at + i, x);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) squares += x.at[j] * x.at[j];
+        return x;
+    };
+#pragma unroll
+    for (int sweep = 0; sweep < SWEEPS; ++sweep)
+        if (first + sweep * stride < width) held[sweep] = added(first + sweep * stride);
+    for (int i = first + SWEEPS * stride; i < width; i += stride) added(i);
+    float by = rsqrtf(block_sum(squares) / width + epsilon);
+    quantize_row<SWEEPS>(width, given, quantized + at, made + row, [&](int i, int sweep) {
+        Eight x = sweep < SWEEPS ? held[sweep] : load8<T>(sum + at + i), w = load8<T>(weight + i);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x.at[j] = x.at[j] * by * w.at[j];
+        round_to<T>(x);
+        return x;
+    });
+}
+
+// What a product gives, times its scales, in place: for readers that know no scales.
+template <class T>
+__device__ void scale_product(const float* scales, const float* weight_scales, int width, typename T::Element* x) {
+    i64 row = blockIdx.y;
+    int i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < width) store8<T>(x + row * width + i, scaled8<T>(x + row * width + i, scales[row], weight_scales + i));
+}
+
+#define KERNELS(NAME, T)                                                                                              \
+    using Element_##NAME = T::Element;                                                                                \
+    extern "C" __global__ void __launch_bounds__(1024) quantize_tokens_##NAME(                                        \
+        const Element_##NAME* x, const float* given, int width, u8* quantized, float* scales) {                       \
+        quantize_tokens<T>(x, given, width, quantized, scales);                                                       \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(1024) quantized_swiglu_##NAME(                                       \
+        const Element_##NAME* gate_up, const float* scales, const float* weight_scales, const float* given,           \
+        int width, u8* quantized, float* made) {                                                                      \
+        quantized_swiglu<T>(gate_up, scales, weight_scales, given, width, quantized, made);                           \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(1024) quantized_norm_##NAME(                                         \
+        const Element_##NAME* skip, const Element_##NAME* product, const float* scales, const float* weight_scales,   \
+        const Element_##NAME* weight, const float* given, int width, float epsilon, u8* quantized, float* made,       \
+        Element_##NAME* sum) {                                                                                        \
+        quantized_norm<T>(                                                                                            \
+            skip, product, scales, weight_scales, weight, given, width, epsilon, quantized, made, sum);               \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256) scale_product_##NAME(                                           \
+        const float* scales, const float* weight_scales, int width, Element_##NAME* product) {                        \
+        scale_product<T>(scales, weight_scales, width, product);                                                      \
+    }                                                                                                                 \
+    PRODUCT(NAME, T, 8)                                                                                               \
+    PRODUCT(NAME, T, 16)                                                                                              \
+    PRODUCT(NAME, T, 32)
+
+#define PRODUCT(NAME, T, ROWS)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(32 * PRODUCT_WARPS) product_##ROWS##_##NAME(                         \
+        const u8* quantized, const u8* weight, const float* scales, const float* weight_scales, int rows, int width,  \
+        int inner, T::Element* product) {                                                                             \
+        few_rows<T, ROWS>(quantized, weight, scales, weight_scales, rows, width, inner, product);                     \
+    }
+
+IF_BF16(KERNELS(bf16, Bf16))
+IF_FP16(KERNELS(fp16, Fp16))
+IF_FP32(KERNELS(fp32, Fp32))
