@@ -3,6 +3,7 @@
     python -m tools.bench_gpu --json gpu.json                                    # one H200, bfloat16
     python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a try
 
+    python -m tools.bench_gpu --weights fp8                                      # products in float8, the head's too
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # the parts about prompts alone
 
 Prints as it goes: milliseconds per round by piece of the device's work, the target against its memory floor, tokens/s,
@@ -19,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +42,13 @@ from tools.random_checkpoint import Size
 console = Console(width=160, soft_wrap=True, highlight=False)
 WARM = 32  # tokens of every request before anything is measured
 PIECES = ("propose", "target", "verify")
+
+
+class Stored(StrEnum):
+    """``whole``: in the dtype that the device computes in."""
+
+    WHOLE = "whole"
+    FP8 = "fp8"
 
 
 class Bench:
@@ -73,6 +82,7 @@ def main(
     models: Annotated[
         Path | None, typer.Option(help="Folder for the models; those it holds are used. Default: a temporary one.")
     ] = None,
+    weights: Annotated[Stored, typer.Option(help="How the models' products are stored.")] = Stored.WHOLE,
     reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
     batch_sizes: Annotated[
         str, typer.Option("--batches", help="Requests that run together, per line; empty: none.")
@@ -106,7 +116,15 @@ def main(
         if not (folder / "draft" / "tokenizer.json").is_file():  # the last file that is written
 
             def models_of_size() -> None:
-                make_models(folder, size, device=device, acceptance=acceptance, temperature=temperature, window=window)
+                make_models(
+                    folder,
+                    size,
+                    device=device,
+                    acceptance=acceptance,
+                    temperature=temperature,
+                    window=window,
+                    float8=weights is Stored.FP8,
+                )
 
             bench.part("models", models_of_size)
             torch.cuda.empty_cache()  # the weights lie in files now
@@ -140,9 +158,8 @@ def main(
                 bench.part("busy", partial(parts.busy, min(16, max(at_once))))
         if long:
             bench.part("long prompt", lambda: long_prompt(folder, device, long, chunk, temperature))
-    console.print(
-        markdown({b: both for b, both in batches.items() if both}, window, with_peer=size is Size.B8), markup=False
-    )
+    with_peer = size is Size.B8 and weights is Stored.WHOLE
+    console.print(markdown({b: both for b, both in batches.items() if both}, window, with_peer=with_peer), markup=False)
     failed = [name for name, result in bench.results.items() if isinstance(result, dict) and "failed" in result]
     outcome = f"[red]failed: {', '.join(failed)}[/]" if failed else "no part failed"
     console.print(f"{time.perf_counter() - begin:.0f} s in all, {outcome}")
