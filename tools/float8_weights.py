@@ -12,7 +12,7 @@ _PRODUCTS = ("_proj.weight", "lm_head.weight")
 
 
 def in_float8(weights: Weights) -> Weights:
-    """The products of ``weights``, the head's too, in float8_e4m3fn, each with a scale per output; the rest as it is."""
+    """The products of ``weights``, the head's too, in float8_e4m3fn with a scale per output; the rest as it is."""
     found: Weights = {}
     for name, tensor in weights.items():
         if not name.endswith(_PRODUCTS):

@@ -45,8 +45,9 @@ def write_pair(
     """Write ``out``/target and ``out``/draft; return the scale of the target's later layers.
 
     ``acceptance`` is the wanted mean of tokens per round with ``window`` drafted ones; None takes ``scale`` as given.
-    Weights go into files of at most ``shard_bytes`` (or one tensor). The same arguments give the same files on the same
-    kind of device. ``float8``: products are then stored in float8, which agrees a little less. Raises ValueError for a size whose vocabulary is too small for a tokenizer, before it writes.
+    ``float8``: products are then stored in float8, in which the two agree a little less. Weights go into files of at
+    most ``shard_bytes`` (or one tensor). The same arguments give the same files on the same kind of device. Raises
+    ValueError for a size whose vocabulary is too small for a tokenizer, before it writes.
     """
     begin = time.perf_counter()
     target, draft = out / "target", out / "draft"
