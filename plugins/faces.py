@@ -53,10 +53,19 @@ FACES = {
     ),
     "swiglu": Faces("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
     "quantize_tokens": Faces(
-        "reference.float8:quantize_tokens", "functions.float8:quantize_bodies", "kernels.quantize:launch"
+        "reference.float8:quantize_tokens", "functions.float8:quantize_bodies", "kernels.quantize:launch_tokens"
     ),
     "scaled_product": Faces(
-        "reference.float8:scaled_product", "functions.float8:product_bodies", "kernels.scaled_product:launch"
+        "reference.float8:scaled_product", "functions.float8:scaled_bodies", "kernels.float8_product:launch_scaled"
+    ),
+    "float8_product": Faces(
+        "reference.float8:float8_product", "functions.float8:product_bodies", "kernels.float8_product:launch"
+    ),
+    "quantized_swiglu": Faces(
+        "reference.quantized:quantized_swiglu", "functions.quantized:swiglu_bodies", "kernels.quantize:launch_swiglu"
+    ),
+    "quantized_norm": Faces(
+        "reference.quantized:quantized_norm", "functions.quantized:norm_bodies", "kernels.quantize:launch_norm"
     ),
 }
 

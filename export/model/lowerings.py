@@ -13,6 +13,7 @@ from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.grouped_attention import HEAD_DIM_STEP, GroupedAttention
 from tandemrt.export.model.paged_attention import PagedAttention
 from tandemrt.export.model.rows import gather_rows, gather_tokens
+from tandemrt.export.passes.deferred_scales import defer_scales
 from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.export.passes.residual_norms import fuse_residual_norms
 from tandemrt.export.read.spec import ModelSpec
@@ -80,6 +81,6 @@ STRATEGIES: Mapping[Lowering, Strategies] = {
         pick_early=True,
         scaled_products=True,
         functions=_paged_functions,
-        passes=(fuse_residual_norms,),
+        passes=(fuse_residual_norms, defer_scales),
     ),
 }

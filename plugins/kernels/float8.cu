@@ -1,18 +1,19 @@
 // What stands between products in float8, a block per row: rounding to float8 with a scale per row, behind a gated
-// activation or a residual norm where one stands in front of it. Results of products come without their scales, which
-// are applied as they are read. Widths are multiples of 8.
+// activation (some blocks per row) or a residual norm where one stands in front of it. Results of products come without
+// their scales, which are applied as they are read. Widths are multiples of 8.
 
-#include "float8_product.cuh"
+#include "float8.cuh"
 #include "variants.cuh"
 
-constexpr int SWEEPS = 2;  // of a block over a row that it keeps in registers: 16,384 values
+constexpr int SWEEPS = 2;  // over a row by the blocks that share it, which are kept in registers
+constexpr int THREADS = 512;
 
 template <class T>
 __device__ void quantize_tokens(
     const typename T::Element* x, const float* given, int width, u8* quantized, float* scales
 ) {
     i64 row = blockIdx.x;
-    quantize_row<SWEEPS>(width, given, quantized + row * width, scales + row, [&](int i, int) {
+    quantize_row<SWEEPS, false>(width, given, quantized + row * width, scales + row, [&](int i, int) {
         return load8<T>(x + row * width + i);
     });
 }
@@ -22,10 +23,10 @@ __device__ void quantized_swiglu(
     const typename T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int width,
     u8* quantized, float* made
 ) {
-    i64 row = blockIdx.x;
+    i64 row = blockIdx.y;
     const auto* gates = gate_up + row * 2 * width;
     float scale = scales[row];
-    quantize_row<SWEEPS>(width, given, quantized + row * width, made + row, [&](int i, int) {
+    quantize_row<SWEEPS, true>(width, given, quantized + row * width, made + row, [&](int i, int) {
         Eight gate = scaled8<T>(gates + i, scale, weight_scales + i);
         Eight up = scaled8<T>(gates + width + i, scale, weight_scales + width + i);
         round_to<T>(gate);
@@ -46,7 +47,7 @@ __device__ void quantized_norm(
     i64 row = blockIdx.x, at = row * width;
     int stride = 8 * blockDim.x, first = 8 * threadIdx.x;
     float scale = scales[row], squares = 0;
-    Eight held[SWEEPS];
+    Eight held[SWEEPS], weights[SWEEPS];
     auto added = [&](int i) {
         Eight x = scaled8<T>(product + at + i, scale, weight_scales + i), y = load8<T>(skip + at + i);
         round_to<T>(x);
@@ -59,12 +60,16 @@ __device__ void quantized_norm(
         return x;
     };
 #pragma unroll
+    for (int sweep = 0; sweep < SWEEPS; ++sweep)  // while the rest is on its way
+        if (first + sweep * stride < width) weights[sweep] = load8<T>(weight + first + sweep * stride);
+#pragma unroll
     for (int sweep = 0; sweep < SWEEPS; ++sweep)
         if (first + sweep * stride < width) held[sweep] = added(first + sweep * stride);
     for (int i = first + SWEEPS * stride; i < width; i += stride) added(i);
-    float by = rsqrtf(block_sum(squares) / width + epsilon);
-    quantize_row<SWEEPS>(width, given, quantized + at, made + row, [&](int i, int sweep) {
-        Eight x = sweep < SWEEPS ? held[sweep] : load8<T>(sum + at + i), w = load8<T>(weight + i);
+    float by = rsqrtf(row_sum(squares) / width + epsilon);
+    quantize_row<SWEEPS, false>(width, given, quantized + at, made + row, [&](int i, int sweep) {
+        bool there = sweep < SWEEPS;
+        Eight x = there ? held[sweep] : load8<T>(sum + at + i), w = there ? weights[sweep] : load8<T>(weight + i);
 #pragma unroll
         for (int j = 0; j < 8; ++j) x.at[j] = x.at[j] * by * w.at[j];
         round_to<T>(x);
@@ -82,16 +87,16 @@ __device__ void scale_product(const float* scales, const float* weight_scales, i
 
 #define KERNELS(NAME, T)                                                                                              \
     using Element_##NAME = T::Element;                                                                                \
-    extern "C" __global__ void __launch_bounds__(1024) quantize_tokens_##NAME(                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) quantize_tokens_##NAME(                                     \
         const Element_##NAME* x, const float* given, int width, u8* quantized, float* scales) {                       \
         quantize_tokens<T>(x, given, width, quantized, scales);                                                       \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(1024) quantized_swiglu_##NAME(                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS) quantized_swiglu_##NAME(                                    \
         const Element_##NAME* gate_up, const float* scales, const float* weight_scales, const float* given,           \
         int width, u8* quantized, float* made) {                                                                      \
         quantized_swiglu<T>(gate_up, scales, weight_scales, given, width, quantized, made);                           \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(1024) quantized_norm_##NAME(                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) quantized_norm_##NAME(                                      \
         const Element_##NAME* skip, const Element_##NAME* product, const float* scales, const float* weight_scales,   \
         const Element_##NAME* weight, const float* given, int width, float epsilon, u8* quantized, float* made,       \
         Element_##NAME* sum) {                                                                                        \
@@ -101,16 +106,6 @@ __device__ void scale_product(const float* scales, const float* weight_scales, i
     extern "C" __global__ void __launch_bounds__(256) scale_product_##NAME(                                           \
         const float* scales, const float* weight_scales, int width, Element_##NAME* product) {                        \
         scale_product<T>(scales, weight_scales, width, product);                                                      \
-    }                                                                                                                 \
-    PRODUCT(NAME, T, 8)                                                                                               \
-    PRODUCT(NAME, T, 16)                                                                                              \
-    PRODUCT(NAME, T, 32)
-
-#define PRODUCT(NAME, T, ROWS)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(32 * PRODUCT_WARPS) product_##ROWS##_##NAME(                         \
-        const u8* quantized, const u8* weight, const float* scales, const float* weight_scales, int rows, int width,  \
-        int inner, T::Element* product) {                                                                             \
-        few_rows<T, ROWS>(quantized, weight, scales, weight_scales, rows, width, inner, product);                     \
     }
 
 IF_BF16(KERNELS(bf16, Bf16))

@@ -1,18 +1,75 @@
-"""``quantize_tokens`` on the GPU."""
+"""Rounding to float8 on the GPU, by itself or behind an activation or a norm."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from tandemrt.plugins.kernels.float8 import RowLaunch
-from tandemrt.plugins.kernels.module import suffix
+from tandemrt.plugins.kernels.module import Grid, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Context, Tensors
 
+_PER_THREAD = 8  # values at a time
+_MOST_THREADS = 512
+_MOST_BLOCKS = 8  # that can share a token, on a device that has clusters
+_CLUSTERS_FROM = 90
 
-def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> RowLaunch:  # noqa: ARG001
+
+def launch_tokens(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":  # noqa: ARG001
     """See plugins/launch.py."""
-    x, quantized, scales = (tensors[name] for name in ("x", "quantized", "scales"))
-    width = x.shape[-1]
-    kernel = context.module("float8").kernel(f"quantize_tokens_{suffix(x)}")
-    return RowLaunch(kernel, width, x, tensors.get("static_scale"), np.int32(width), quantized, scales)
+    width, rows = _sizes(tensors)
+    inputs = (tensors["x"], tensors.get("static_scale"), np.int32(width))
+    outputs = (tensors["quantized"], tensors["scales"])
+    return Rounding(context, "quantize_tokens", (rows, 1, 1), _threads(width), *inputs, *outputs)
+
+
+def launch_swiglu(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":  # noqa: ARG001
+    """See plugins/launch.py. Several blocks share a token: it is wide, and at batch 1 it is all there is."""
+    width, rows = _sizes(tensors)
+    inputs = (tensors[name] for name in ("gate_up", "product_scales", "weight_scales"))
+    outputs = (tensors["quantized"], tensors["scales"])
+    blocks = 1
+    while context.module("float8").architecture >= _CLUSTERS_FROM and blocks < _MOST_BLOCKS and width > 2048 * blocks:
+        blocks *= 2
+    grid, threads = (blocks, rows, 1), _threads(-(-width // blocks))
+    given = (tensors.get("static_scale"), np.int32(width))
+    return Rounding(context, "quantized_swiglu", grid, threads, *inputs, *given, *outputs, cluster=blocks)
+
+
+def launch_norm(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":
+    """See plugins/launch.py."""
+    width, rows = _sizes(tensors)
+    names = ("skip", "product", "product_scales", "weight_scales", "norm_weight")
+    inputs = (tensors[name] for name in names)
+    sizes = (np.int32(width), np.float32(attributes["epsilon"]))
+    outputs = (tensors[name] for name in ("quantized", "scales", "sum"))
+    given = (tensors.get("static_scale"), *sizes)
+    return Rounding(context, "quantized_norm", (rows, 1, 1), _threads(width), *inputs, *given, *outputs)
+
+
+class Rounding:
+    """One launch of a kernel, bound, whose first argument has the dtype that it reads. Capturable: a run allocates
+    nothing and reads nothing on the host."""
+
+    def __init__(
+        self, context: Context, kernel: str, grid: Grid, threads: int, first: Any, *rest: Any, cluster: int = 1
+    ) -> None:
+        found = context.module("float8").kernel(f"{kernel}_{suffix(first)}")
+        self._device = first.device
+        self._launch = Launch(found, grid, (threads, 1, 1), first, *rest, cluster=cluster)
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._launch.run(current_stream(self._device))
+
+
+def _sizes(tensors: Tensors) -> tuple[int, int]:
+    """The width of what is rounded, and its rows. Raises ValueError for a width that the kernels do not take."""
+    quantized = tensors["quantized"]
+    width: int = quantized.shape[-1]
+    if width % _PER_THREAD:
+        raise ValueError(f"quantized: a width in multiples of {_PER_THREAD} is needed, got {width}")
+    return width, quantized.numel() // width
+
+
+def _threads(width: int) -> int:
+    return min(_MOST_THREADS, -(-width // (32 * _PER_THREAD)) * 32)

@@ -1,4 +1,4 @@
-"""Products in float8_e4m3fn: ``quantize_tokens`` and ``scaled_product``."""
+"""Products in float8_e4m3fn: what is multiplied, and the products with their scales and without."""
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,15 @@ def quantize_tokens(x: npt.ArrayLike, static_scale: npt.ArrayLike | None = None)
     return bounded.astype(FLOAT8), scales
 
 
+def float8_product(quantized: np.ndarray, weight: np.ndarray, dtype: npt.DTypeLike = np.float32) -> np.ndarray:
+    """Return quantized @ weight.T, rounded to ``dtype`` once; its scales are left to whoever reads it.
+
+    ``quantized`` float8_e4m3fn [..., inner] is what quantize_tokens gives; ``weight`` [width, inner] are the bytes,
+    uint8, of numbers in float8_e4m3fn.
+    """
+    return _exact(quantized, weight).astype(dtype)
+
+
 def scaled_product(
     quantized: np.ndarray,
     scales: np.ndarray,
@@ -33,8 +42,12 @@ def scaled_product(
 ) -> np.ndarray:
     """Return (quantized @ weight.T) * scales * weight_scales, rounded to ``dtype`` once.
 
-    ``quantized`` float8_e4m3fn [..., inner] with ``scales`` float32 [..., 1] is what quantize_tokens gives. ``weight``
-    [width, inner] are the bytes, uint8, of numbers in float8_e4m3fn, with a scale per output, float32 [width].
+    As float8_product, with the scale of each token, float32 [..., 1], and of each output, float32 [width].
     """
+    scaled: np.ndarray = _exact(quantized, weight) * scales.astype(np.float64) * weight_scales.astype(np.float64)
+    return scaled.astype(dtype)
+
+
+def _exact(quantized: np.ndarray, weight: np.ndarray) -> np.ndarray:
     product: np.ndarray = quantized.astype(np.float64) @ weight.view(FLOAT8).astype(np.float64).T
-    return (product * scales.astype(np.float64) * weight_scales.astype(np.float64)).astype(dtype)
+    return product

@@ -20,9 +20,6 @@ ENTRIES = {
         "quantized_swiglu": "4 u64, 1 u32, 2 u64",
         "quantized_norm": "6 u64, 1 u32, 1 f32, 3 u64",
         "scale_product": "2 u64, 1 u32, 1 u64",
-        "product_8": "4 u64, 3 u32, 1 u64",
-        "product_16": "4 u64, 3 u32, 1 u64",
-        "product_32": "4 u64, 3 u32, 1 u64",
     },
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {

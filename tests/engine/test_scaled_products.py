@@ -4,17 +4,21 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.export.passes.cut import cut
 from tandemrt.plugins.reference.float8 import FLOAT8 as NUMBERS
 from tandemrt.plugins.reference.float8 import quantize_tokens, scaled_product
+from tandemrt.runtime.backends.executor import Executor
 from tests.engine import narrow
 from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8, TOKENS
@@ -85,14 +89,31 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return Bundle.open(build(Recipe.load(recipe), folder / "bundle").folder)
 
 
-def test_every_product_is_an_operator_and_no_piece_holds_a_matrix(bundle: Bundle) -> None:
+LAYER = [
+    *("scaled_product", "window_attention", "quantize_tokens", "float8_product"),
+    *("quantized_norm", "float8_product", "quantized_swiglu", "float8_product", "quantized_norm"),
+]
+
+
+def test_between_products_stands_one_operator_that_scales_and_rounds(bundle: Bundle) -> None:
     for name, layers in (("target", 2), ("draft", 1)):
         decoder = bundle.engine(name).decoder
         assert decoder is not None
-        names = [step.name for step in decoder.operators]
-        assert names.count("scaled_product") == names.count("quantize_tokens") == 4 * layers + 1
-        assert names[-1] == "scaled_product"  # the logits
+        assert [step.name for step in decoder.operators] == ["quantize_tokens", *layers * LAYER, "scaled_product"]
     assert "kernels/float8.sm_90.cubin" in bundle.manifest.kernels
+
+
+def test_what_something_else_reads_keeps_its_scales(tmp_path: Path) -> None:
+    """The last norm stands in front of a head that is whole."""
+    FLOAT8[SCALES[0]].write(tmp_path)
+    cut_up: list[str] = []
+
+    def open_engine(model: ir.Model, contract: Contract) -> Executor:
+        cut_up.extend(step.name for step in cut(model)[1].operators)
+        return open_steps(model, contract, tmp_path)
+
+    Decoder(tmp_path, "paged", 1, open_engine=open_engine)
+    assert cut_up == ["quantize_tokens", *LAYER, *LAYER[:-2], "scaled_product"]
 
 
 def test_rounds_speculate_invisibly(bundle: Bundle) -> None:
