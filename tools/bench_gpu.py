@@ -8,9 +8,9 @@
 
 Prints as it goes: milliseconds per round by piece of the device's work, the target against its memory floor, tokens/s,
 acceptance and speed-up for every batch; then a JSON grammar, a thinking budget and a seed on every request against
-none of them; then what the GPU does in a round; then first tokens of many prompts, of prompts with a known beginning
-and of a long one, the gaps that prompts make for requests that decode, and how busy the GPU is meanwhile. A part that
-fails is reported and does not hide the others.
+none of them; then how many texts part from plain decoding's; then what the GPU does in a round; then first tokens of
+many prompts, of prompts with a known beginning and of a long one, the gaps that prompts make for requests that decode,
+and how busy the GPU is meanwhile. A part that fails is reported and does not hide the others.
 """
 
 import json
@@ -36,6 +36,7 @@ from tools.gpu.burst import Burst, Measured
 from tools.gpu.models import floor_ms, make_bundle, make_models
 from tools.gpu.prompt_parts import PromptParts, numbers
 from tools.gpu.table import markdown
+from tools.gpu.ties import parted
 from tools.gpu.trace import traced
 from tools.random_checkpoint import Size
 
@@ -96,6 +97,9 @@ def main(
     acceptance: Annotated[float, typer.Option(help="Tokens per round that the models are tuned for.")] = 3.0,
     constrained: Annotated[int, typer.Option(help="Requests of the constrained part; 0 leaves it out.", min=0)] = 16,
     pairs: Annotated[int, typer.Option(help="Runs each way of the constrained part.", min=1)] = 3,
+    texts: Annotated[
+        int, typer.Option(help="Texts that are compared with and without speculation; 0 leaves it out.", min=0)
+    ] = 256,
     trace: Annotated[bool, typer.Option(help="Record what the GPU does in rounds.")] = True,
     prompts: Annotated[
         str, typer.Option(help="Prompts that come at once, per line of the parts about prompts; empty: none.")
@@ -143,6 +147,8 @@ def main(
             batches = {batch: bench.part(f"batch {batch}", partial(lines.both, batch, window)) for batch in wanted}
             if constrained:
                 bench.part("constrained", partial(lines.constrained, constrained, window, pairs))
+            if texts:
+                bench.part("ties", partial(lines.ties, texts, window))
             if trace and device.startswith("cuda"):
                 for batch in sorted({min(16, slots), slots}):
                     bench.part(f"trace {batch}", partial(lines.trace, batch, window))
@@ -214,6 +220,15 @@ class Lines:
             f"  grammar, budget and seed cost {100 * cost:+.2f} % of a round (runs: {[f'{r:.4f}' for r in ratios]})"
         )
         return {**found, "cost": cost, "budget": budget}
+
+    def ties(self, texts: int, window: int) -> dict[str, Any]:
+        """Texts with speculation against the same without."""
+        found = parted(self._llm, self._bundle, texts, self._temperature, window)
+        console.print(
+            f"  {found['parted']} of {texts} texts of {found['tokens']} tokens parted from plain decoding's, "
+            f"at {found['at']}"
+        )
+        return found
 
     def trace(self, batch: int, window: int) -> dict[str, Any]:
         """The GPU's own records of a third of a second of rounds."""
