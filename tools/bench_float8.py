@@ -10,7 +10,7 @@ whole without its attention. Weights are more than fit the second-level cache.
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -33,7 +33,7 @@ def numbers(*shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
     return torch.rand(shape, device="cuda").add_(0.1).to(dtype)
 
 
-def product(width: int, inner: int, rows: int) -> tuple[str, ...]:
+def forms(width: int, inner: int, rows: int) -> tuple[str, ...]:
     """A product in each form."""
     copies = max(2, int(COLD / (width * inner)) + 1)
     weights = [numbers(width, inner, dtype=FLOAT8) for _ in range(copies)]
@@ -46,54 +46,69 @@ def product(width: int, inner: int, rows: int) -> tuple[str, ...]:
         for weight in whole:
             torch.mm(wide, weight.t(), out=out)
 
-    def scaled(*scales: torch.Tensor, fast: bool) -> Callable[[], None]:
+    def scaled(by_row: torch.Tensor, by_output: torch.Tensor, *, fast: bool = False) -> Callable[[], None]:
         def run() -> None:
             for weight in weights:
-                torch._scaled_mm(x, weight.t(), *scales, out_dtype=WIDE, use_fast_accum=fast, out=out)
+                torch._scaled_mm(x, weight.t(), by_row, by_output, out_dtype=WIDE, use_fast_accum=fast, out=out)
 
         return run
 
-    ways = (scaled(one, one, fast=False), scaled(one, one, fast=True), scaled(*each, fast=False))
+    ways = (scaled(one, one), scaled(one, one, fast=True), scaled(*each))
     return (f"{replay(mm, len(whole)):.1f}", *(f"{replay(way, copies):.1f}" for way in ways))
 
 
 def layer(rows: int, context: Context) -> tuple[str, ...]:
     """The operators between products, each alone, and a layer of them and of products."""
 
-    def call(operator: str, attributes: dict[str, Any] | None = None, **tensors: torch.Tensor) -> Call:
-        return launcher(operator, context)(tensors, attributes or {}, context)
+    def call(operator: str, **tensors: torch.Tensor) -> Call:
+        attributes = {"epsilon": 1e-5} if operator == "quantized_norm" else {}
+        return launcher(operator, context)(tensors, attributes, context)
 
-    streams = [numbers(rows, HIDDEN) for _ in range(3)]
+    before, product, stream, mixed = (numbers(rows, HIDDEN) for _ in range(4))
     narrow, middle = numbers(rows, HIDDEN, dtype=FLOAT8), numbers(rows, MID, dtype=FLOAT8)
-    scales, next_scales = numbers(rows, 1, dtype=EXACT), numbers(rows, 1, dtype=EXACT)
-    made = {name: numbers(rows, width) for name, (width, _) in SHAPES.items()}
-    between: dict[str, list[Call]] = {"norm": [], "swiglu": [], "round": []}
-    calls: list[Call] = []
+    scales, made_scales = numbers(rows, 1, dtype=EXACT), numbers(rows, 1, dtype=EXACT)
+    qkv, gate_up = numbers(rows, SHAPES["qkv"][0]), numbers(rows, 2 * MID)
+    found: dict[str, list[Call]] = {"norm": [], "swiglu": [], "round": [], "layer": []}
     count = 8
     for _ in range(count):
-        of_weights = {name: numbers(width, dtype=EXACT) for name, (width, _) in SHAPES.items()}
+        of = {name: numbers(width, dtype=EXACT) for name, (width, _) in SHAPES.items()}
         weights = {name: numbers(*shape, dtype=FLOAT8).view(torch.uint8) for name, shape in SHAPES.items()}
-        product_scales = {"product_scales": scales, "weight_scales": of_weights["o"]}
-        to = {"quantized": narrow, "scales": next_scales}
         norm = call(
-            *("quantized_norm", {"epsilon": 1e-5}),
-            **{"skip": streams[0], "product": streams[1], "sum": streams[2], "norm_weight": numbers(HIDDEN)},
-            **product_scales,
-            **to,
+            "quantized_norm",
+            skip=before,
+            product=product,
+            product_scales=scales,
+            weight_scales=of["o"],
+            norm_weight=numbers(HIDDEN),
+            quantized=narrow,
+            scales=made_scales,
+            sum=stream,
         )
-        between["norm"].append(norm)
-        between["round"].append(call("quantize_tokens", x=streams[0], **to))
-        gated = {"gate_up": made["gate, up"], "product_scales": scales, "weight_scales": of_weights["gate, up"]}
-        between["swiglu"].append(call("quantized_swiglu", **gated, quantized=middle, scales=next_scales))
-        products = {
-            name: call("float8_product", quantized=x, weight=weights[name], product=made[name])
-            for name, x in (("o", narrow), ("gate, up", narrow), ("down", middle))
-        }
-        own = {"weight": weights["qkv"], "weight_scales": of_weights["qkv"]}
-        products["qkv"] = call("scaled_product", quantized=narrow, scales=scales, product=made["qkv"], **own)
-        last = {name: made_of[-1] for name, made_of in between.items()}
-        calls += [norm, products["qkv"], last["round"], products["o"], norm, products["gate, up"], last["swiglu"]]
-        calls.append(products["down"])
+        swiglu = call(
+            "quantized_swiglu",
+            gate_up=gate_up,
+            product_scales=scales,
+            weight_scales=of["gate, up"],
+            quantized=middle,
+            scales=made_scales,
+        )
+        rounding = call("quantize_tokens", x=mixed, quantized=narrow, scales=made_scales)
+        first = call(
+            "scaled_product",
+            quantized=narrow,
+            scales=made_scales,
+            weight=weights["qkv"],
+            weight_scales=of["qkv"],
+            product=qkv,
+        )
+        o, wide, down = (
+            call("float8_product", quantized=x, weight=weights[name], product=made)
+            for name, x, made in (("o", narrow, product), ("gate, up", narrow, gate_up), ("down", middle, product))
+        )
+        found["norm"].append(norm)
+        found["swiglu"].append(swiglu)
+        found["round"].append(rounding)
+        found["layer"] += [norm, first, rounding, o, norm, wide, swiglu, down]
 
     def all_of(wanted: list[Call]) -> Callable[[], None]:
         def run() -> None:
@@ -102,7 +117,7 @@ def layer(rows: int, context: Context) -> tuple[str, ...]:
 
         return run
 
-    return tuple(f"{replay(all_of(wanted), count):.1f}" for wanted in (*between.values(), calls))
+    return tuple(f"{replay(all_of(wanted), count):.1f}" for wanted in found.values())
 
 
 def main(
@@ -115,7 +130,7 @@ def main(
     for name, (width, inner) in (SHAPES | (HEAD if head else {})).items():
         for count in wanted:
             if name not in HEAD or count <= 320:
-                table.add_row(name, str(count), *product(width, inner, count))
+                table.add_row(name, str(count), *forms(width, inner, count))
                 torch.cuda.empty_cache()
     console.print(table)
     table = Table("rows", "norm", "swiglu", "rounding", "layer without attention", title="microseconds")
