@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from tandemrt.engines.tensorrt.recipe import TensorRtRtx
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.eagle3 import EMBEDDING, build_eagle3, build_fuse
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
-from tandemrt.export.model.lowerings import Lowering, attention_of, fitting
+from tandemrt.export.model.lowerings import STRATEGIES, Lowering, attention_of, fitting
 from tandemrt.export.model.scaled_product import unsupported as without_scaled_products
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ class Model:
     """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe.
 
     ``source`` is the checkpoint as the recipe names it, ``checkpoint`` what the graph points into: the same, or what
-    was made of it (``packed``).
+    was made of it (``packed``). ``by_channel``: products in float8 take a scale per output, none of blocks.
     """
 
     role: EngineName
@@ -48,6 +48,7 @@ class Model:
     spec: ModelSpec
     vocabulary: CheckpointTokenizer
     dtype: str
+    by_channel: bool = False
 
     @property
     def compute(self) -> str:
@@ -56,9 +57,16 @@ class Model:
 
     @property
     def packed(self) -> bool:
-        """Whether a build writes the weights anew: in other integers, or in another order of those they come in."""
+        """Whether a build writes the weights anew: in other integers, in another order of those they come in, or with
+        a scale per output instead of blocks."""
         found = self.quantization
-        return self.dtype in QUANTIZED or (found is not None and found.comes_packed)
+        return self.dtype in QUANTIZED or (found is not None and (found.comes_packed or self.blocks_become_channels))
+
+    @property
+    def blocks_become_channels(self) -> bool:
+        """Whether weights come with scales of blocks, and products take none."""
+        found = self.quantization
+        return self.by_channel and found is not None and found.comes_in_blocks
 
     @property
     def quantization(self) -> Quantization | None:
@@ -153,7 +161,9 @@ Models = tuple[Model] | tuple[Model, Draft]  # the target, then what drafts, if 
 
 def open_models(recipe: Recipe) -> Models:
     """Open the target and, if a model or a head drafts, the draft; check that they fit each other. Raises BadRecipe."""
+    by_channel = STRATEGIES[attention_of(recipe)].scaled_products
     target = Model.open("target", recipe.target, recipe.target.dtype, length=recipe.limits.length)
+    target = replace(target, by_channel=by_channel)
     _require_products(target, recipe)
     _require_support(target, recipe)
     if isinstance(recipe.draft, Eagle3Draft):
@@ -165,6 +175,7 @@ def open_models(recipe: Recipe) -> Models:
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
     draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
+    draft = replace(draft, by_channel=by_channel)
     _require_products(draft, recipe)
     _require_support(draft, recipe)
     if draft.spec.vocab < target.vocabulary.size:  # what is wider than a tokenizer is padding

@@ -50,14 +50,14 @@ def by_scales(
 
 
 def unsupported(quantization: Quantization) -> str | None:
-    """What of a checkpoint's quantization the operators do not do; None: nothing."""
+    """What of a checkpoint's quantization the operators do not do; None: nothing. Blocks become channels first."""
     schemes = [scheme for _, scheme in quantization.rules]
     if any(scheme.weight != "float8_e4m3fn" for scheme in schemes):
         return "weights of 4 bits"
     if any(scheme.inputs == "whole" for scheme in schemes):
         return "weights in float8 beside inputs that are whole"
-    if any(scheme.block not in ((WHOLE, WHOLE), (1, WHOLE)) or scheme.input_block != WHOLE for scheme in schemes):
-        return "scales of blocks"
+    if quantization.comes_in_blocks and any(scheme.inputs != "token" for scheme in schemes):
+        return "scales of blocks beside static scales of inputs"
     if len({scheme.inputs for scheme in schemes}) > 1:
         return "static scales of inputs beside scales per token"
     return None

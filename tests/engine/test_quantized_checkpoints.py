@@ -292,7 +292,6 @@ RTX = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.9", "12.0"]'
     ("case", "backend", "message"),
     [
         (INT4["gptq_v2, zero points"], CUDA, r"\(gptq\) has weights of 4 bits, for which .*'onnxruntime-cuda'"),
-        (FLOAT8["fp8, block"], CUDA, "has scales of blocks, for which"),
         (
             FLOAT8["compressed-tensors, channel, inputs whole"],
             CUDA,

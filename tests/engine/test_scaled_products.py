@@ -1,5 +1,6 @@
 """Checkpoints in float8 over a paged cache: products are operators of the project and mean what the weights mean."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle import Bundle
@@ -133,3 +135,20 @@ def test_a_bundle_of_whole_weights_has_no_kernels_of_float8(tmp_path: Path) -> N
     kernels = build(Recipe.load(recipe), tmp_path / "out").manifest.kernels
     assert not [file for file in kernels if "float8" in file]
     assert "kernels/swiglu.sm_90.cubin" in kernels
+
+
+def test_scales_of_blocks_become_one_per_output_and_the_build_says_what_that_changed(tmp_path: Path) -> None:
+    target, case = tiny_checkpoint(tmp_path / "t", layers=1, hidden=256, head_dim=32), FLOAT8["fp8, block"]
+    meant = narrow.rewrite(target, case.config, case.store)
+    report = build(Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=PAGED)), tmp_path / "out")
+    [note] = report.notes
+    found = re.fullmatch(r"target: scales of blocks became one per output, .* by ([\d.]+)% .*, .* one per token", note)
+    assert found is not None
+    assert 0.5 < float(found[1]) < 4
+    tensors = load_file(tmp_path / "out" / "target" / "model.safetensors")
+    for module, weight in meant.items():
+        restored = tensors[f"{module}.weight"].float() * tensors[f"{module}.weight_scale"]
+        assert (restored - weight).norm() < 0.04 * weight.norm()
+        assert f"{module}.weight_scale_inv" not in tensors
+    with LLM(tmp_path / "out", device="cpu", threads=1) as llm:
+        assert llm.generate("x", SamplingParams(max_tokens=4)).finish_reason != "error"

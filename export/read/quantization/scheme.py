@@ -57,6 +57,12 @@ class Quantization:
         """Whether some weights are in 4 bits."""
         return any(scheme.weight == "int4" for _, scheme in self.rules)
 
+    @property
+    def comes_in_blocks(self) -> bool:
+        """Whether some weights are in float8 with scales of blocks."""
+        by_channel = ((WHOLE, WHOLE), (1, WHOLE))
+        return any(s.weight == "float8_e4m3fn" and s.block not in by_channel for _, s in self.rules)
+
     def notes(self) -> list[str]:
         """What somebody who builds with the weights as they come should know, a line each."""
         wide = [scheme for _, scheme in self.rules if scheme.weight == "float8_e4m3fn"]
