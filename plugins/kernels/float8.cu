@@ -2,10 +2,10 @@
 // activation (some blocks per row) or a residual norm where one stands in front of it. Results of products come without
 // their scales, which are applied as they are read. Widths are multiples of 8.
 
-#include "float8.cuh"
+#include "float8_product.cuh"
 #include "variants.cuh"
 
-constexpr int SWEEPS = 2;  // over a row by the blocks that share it, which are kept in registers
+constexpr int SWEEPS = 1;  // of a block over a row, which are kept in registers
 constexpr int THREADS = 512;
 
 template <class T>
@@ -13,29 +13,49 @@ __device__ void quantize_tokens(
     const typename T::Element* x, const float* given, int width, u8* quantized, float* scales
 ) {
     i64 row = blockIdx.x;
-    quantize_row<SWEEPS, false>(width, given, quantized + row * width, scales + row, [&](int i, int) {
+    quantize_row<SWEEPS>(width, given, quantized + row * width, scales + row, [&](int i, int) {
         return load8<T>(x + row * width + i);
     });
 }
 
-template <class T>
+// ROWS rows at a time, by the blocks of a cluster: each has its columns of all of them, whose scales are read once.
+template <class T, int ROWS>
 __device__ void quantized_swiglu(
-    const typename T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int width,
-    u8* quantized, float* made
+    const typename T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int rows,
+    int width, u8* quantized, float* made
 ) {
-    i64 row = blockIdx.y;
-    const auto* gates = gate_up + row * 2 * width;
-    float scale = scales[row];
-    quantize_row<SWEEPS, true>(width, given, quantized + row * width, made + row, [&](int i, int) {
-        Eight gate = scaled8<T>(gates + i, scale, weight_scales + i);
-        Eight up = scaled8<T>(gates + width + i, scale, weight_scales + width + i);
+    int row = ROWS * blockIdx.y, stride = 8 * blockDim.x * blocks_of_row();
+    int first = 8 * (block_rank() * blockDim.x + threadIdx.x);
+    float largest[ROWS] = {};
+    Eight held[ROWS];
+    blocks_begin();
+    auto activated = [&](int r, int i) {
+        const auto* gates = gate_up + (row + r) * static_cast<i64>(2 * width) + i;
+        Eight gate = scaled8<T>(gates, scales[row + r], weight_scales + i);
+        Eight up = scaled8<T>(gates + width, scales[row + r], weight_scales + width + i);
         round_to<T>(gate);
         round_to<T>(up);
 #pragma unroll
         for (int j = 0; j < 8; ++j) gate.at[j] = gate.at[j] / (1.0f + __expf(-gate.at[j])) * up.at[j];
         round_to<T>(gate);
         return gate;
-    });
+    };
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        if (row + r >= rows) continue;
+        if (first < width) enlarge(largest[r], held[r] = activated(r, first));
+        for (int i = first + stride; i < width; i += stride) enlarge(largest[r], activated(r, i));
+    }
+    blocks_max(largest);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        if (row + r >= rows) continue;
+        float by = scale_of(largest[r], given);
+        u8* to = quantized + (row + r) * static_cast<i64>(width);
+        if (first < width) store_float8(to + first, held[r], by);
+        for (int i = first + stride; i < width; i += stride) store_float8(to + i, activated(r, i), by);
+        if (first == 0) made[row + r] = by;
+    }
 }
 
 template <class T>
@@ -67,7 +87,7 @@ __device__ void quantized_norm(
         if (first + sweep * stride < width) held[sweep] = added(first + sweep * stride);
     for (int i = first + SWEEPS * stride; i < width; i += stride) added(i);
     float by = rsqrtf(row_sum(squares) / width + epsilon);
-    quantize_row<SWEEPS, false>(width, given, quantized + at, made + row, [&](int i, int sweep) {
+    quantize_row<SWEEPS>(width, given, quantized + at, made + row, [&](int i, int sweep) {
         bool there = sweep < SWEEPS;
         Eight x = there ? held[sweep] : load8<T>(sum + at + i), w = there ? weights[sweep] : load8<T>(weight + i);
 #pragma unroll
@@ -85,16 +105,25 @@ __device__ void scale_product(const float* scales, const float* weight_scales, i
     if (i < width) store8<T>(x + row * width + i, scaled8<T>(x + row * width + i, scales[row], weight_scales + i));
 }
 
+#define SWIGLU(NAME, T, ROWS)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                       \
+        const T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int rows,     \
+        int width, u8* quantized, float* made) {                                                                      \
+        quantized_swiglu<T, ROWS>(gate_up, scales, weight_scales, given, rows, width, quantized, made);               \
+    }
+
 #define KERNELS(NAME, T)                                                                                              \
     using Element_##NAME = T::Element;                                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS) quantize_tokens_##NAME(                                     \
         const Element_##NAME* x, const float* given, int width, u8* quantized, float* scales) {                       \
         quantize_tokens<T>(x, given, width, quantized, scales);                                                       \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) quantized_swiglu_##NAME(                                    \
-        const Element_##NAME* gate_up, const float* scales, const float* weight_scales, const float* given,           \
-        int width, u8* quantized, float* made) {                                                                      \
-        quantized_swiglu<T>(gate_up, scales, weight_scales, given, width, quantized, made);                           \
+    SWIGLU(quantized_swiglu_##NAME, T, 1)                                                                             \
+    SWIGLU(quantized_swiglu_4_##NAME, T, 4)                                                                           \
+    extern "C" __global__ void __launch_bounds__(32 * PRODUCT_WARPS) few_rows_##NAME(                                 \
+        const u8* quantized, const float* scales, const u8* weight, const float* weight_scales, int rows, int width,  \
+        int inner, Element_##NAME* product) {                                                                         \
+        few_rows<T>(quantized, scales, weight, weight_scales, rows, width, inner, product);                           \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS) quantized_norm_##NAME(                                      \
         const Element_##NAME* skip, const Element_##NAME* product, const float* scales, const float* weight_scales,   \

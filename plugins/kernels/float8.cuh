@@ -69,33 +69,36 @@ __device__ __forceinline__ Eight scaled8(const typename T::Element* product, flo
     return x;
 }
 
-// Round a row to float8 with one scale, by all threads of the blocks that share it. value(i, sweep) gives the eight
-// values from i on: for each thread those of its first SWEEPS are asked for once, further ones twice.
-template <int SWEEPS, bool SHARED, class Value>
+__device__ __forceinline__ void enlarge(float& largest, const Eight& x) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x.at[i]));
+}
+
+__device__ __forceinline__ float scale_of(float largest, const float* given) {
+    return given ? *given : fmaxf(largest / LARGEST_FLOAT8, LEAST_SCALE);
+}
+
+__device__ __forceinline__ void store_float8(u8* to, const Eight& x, float by) {
+    u32 low = float8_pair(x.at[0] / by, x.at[1] / by) | float8_pair(x.at[2] / by, x.at[3] / by) << 16;
+    u32 high = float8_pair(x.at[4] / by, x.at[5] / by) | float8_pair(x.at[6] / by, x.at[7] / by) << 16;
+    *reinterpret_cast<uint2*>(to) = make_uint2(low, high);
+}
+
+// Round a row to float8 with one scale, by all threads of a block. value(i, sweep) gives the eight values from i on: for
+// each thread those of its first SWEEPS are asked for once, further ones twice.
+template <int SWEEPS, class Value>
 __device__ __forceinline__ void quantize_row(int width, const float* given, u8* quantized, float* scale, Value value) {
-    int rank = SHARED ? block_rank() : 0, blocks = SHARED ? blocks_of_row() : 1;
-    int stride = 8 * blockDim.x * blocks, first = 8 * (rank * blockDim.x + threadIdx.x);
+    int stride = 8 * blockDim.x, first = 8 * threadIdx.x;
     Eight held[SWEEPS];
     float largest = 0;
-    auto enlarge = [&](const Eight& x) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x.at[i]));
-    };
-    if (SHARED) blocks_begin();
 #pragma unroll
     for (int sweep = 0; sweep < SWEEPS; ++sweep)
-        if (first + sweep * stride < width) enlarge(held[sweep] = value(first + sweep * stride, sweep));
-    for (int i = first + SWEEPS * stride; i < width; i += stride) enlarge(value(i, SWEEPS));
-    largest = SHARED ? blocks_max(largest, blocks) : row_max(largest);
-    float by = given ? *given : fmaxf(largest / LARGEST_FLOAT8, LEAST_SCALE);
-    auto store = [&](int i, const Eight& x) {
-        u32 low = float8_pair(x.at[0] / by, x.at[1] / by) | float8_pair(x.at[2] / by, x.at[3] / by) << 16;
-        u32 high = float8_pair(x.at[4] / by, x.at[5] / by) | float8_pair(x.at[6] / by, x.at[7] / by) << 16;
-        *reinterpret_cast<uint2*>(quantized + i) = make_uint2(low, high);
-    };
+        if (first + sweep * stride < width) enlarge(largest, held[sweep] = value(first + sweep * stride, sweep));
+    for (int i = first + SWEEPS * stride; i < width; i += stride) enlarge(largest, value(i, SWEEPS));
+    float by = scale_of(row_max(largest), given);
 #pragma unroll
     for (int sweep = 0; sweep < SWEEPS; ++sweep)
-        if (first + sweep * stride < width) store(first + sweep * stride, held[sweep]);
-    for (int i = first + SWEEPS * stride; i < width; i += stride) store(i, value(i, SWEEPS));
-    if (first == 0) *scale = by;
+        if (first + sweep * stride < width) store_float8(quantized + first + sweep * stride, held[sweep], by);
+    for (int i = first + SWEEPS * stride; i < width; i += stride) store_float8(quantized + i, value(i, SWEEPS), by);
+    if (threadIdx.x == 0) *scale = by;
 }

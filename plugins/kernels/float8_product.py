@@ -1,4 +1,7 @@
-"""Products in float8 on the GPU: cuBLASLt through torch, without scales, which is its fastest form at any row count."""
+"""Products in float8 on the GPU: cuBLASLt through torch, without scales, which is its fastest form at any row count.
+
+Where scales are asked for, a kernel applies them behind it; for a few rows one kernel multiplies and scales.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +10,12 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels.module import Launch, current_stream, suffix
-from tandemrt.plugins.launch import Context, Tensors
+from tandemrt.plugins.launch import Call, Context, Tensors
 
 _STEP = 16  # what cuBLASLt wants inputs and outputs to be a multiple of
 _THREADS, _PER_THREAD = 256, 8
+_FEW = 8  # rows that the kernel takes
+_OUTPUTS = 16  # of one of its blocks
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Product":  # noqa: ARG001
@@ -18,22 +23,37 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
     return Product(tensors)
 
 
-def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "ScaledProduct":  # noqa: ARG001
-    """See plugins/launch.py."""
-    return ScaledProduct(context, tensors)
+def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
+    """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
+    few = tensors["quantized"].numel() <= _FEW * tensors["weight"].shape[1]
+    return FewRows(context, tensors) if few else ScaledProduct(context, tensors)
+
+
+class FewRows:
+    """A product of at most 8 rows with its scales, bound. Capturable."""
+
+    def __init__(self, context: Context, tensors: Tensors) -> None:
+        _require_sizes(tensors)
+        quantized, weight, product = (tensors[name] for name in ("quantized", "weight", "product"))
+        width, inner = weight.shape
+        kernel = context.module("float8").kernel(f"few_rows_{suffix(product)}")
+        sizes = (np.int32(quantized.numel() // inner), np.int32(width), np.int32(inner))
+        inputs = (quantized, tensors["scales"], weight, tensors["weight_scales"])
+        self._device = product.device
+        self._launch = Launch(kernel, (width // _OUTPUTS, 1, 1), (_THREADS, 1, 1), *inputs, *sizes, product)
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._launch.run(current_stream(self._device))
 
 
 class Product:
     """A product without its scales, bound: bfloat16 or float32, since sums are too large for float16. Capturable."""
 
     def __init__(self, tensors: Tensors) -> None:
+        _require_sizes(tensors)
         quantized, weight, product = (tensors[name] for name in ("quantized", "weight", "product"))
         width, inner = weight.shape
-        if quantized.shape[-1] != inner or product.shape[-1] != width or inner % _STEP or width % _STEP:
-            raise ValueError(
-                f"weight: outputs and inputs in multiples of {_STEP} are needed, for quantized "
-                f"{tuple(quantized.shape)} and product {tuple(product.shape)}, got {(width, inner)}"
-            )
         if product.dtype not in (torch.bfloat16, torch.float32):
             raise ValueError(f"product: bfloat16 or float32 is needed, got {product.dtype}")
         self._rows = quantized.view(-1, inner)
@@ -63,3 +83,14 @@ class ScaledProduct:
         """Enqueue on torch's current stream."""
         self._product.run()
         self._scale.run(current_stream(self._device))
+
+
+def _require_sizes(tensors: Tensors) -> None:
+    """Raise ValueError for a product that does not fit together, or in which no kernel multiplies."""
+    quantized, weight, product = (tensors[name] for name in ("quantized", "weight", "product"))
+    width, inner = weight.shape
+    if quantized.shape[-1] != inner or product.shape[-1] != width or inner % _STEP or width % _STEP:
+        raise ValueError(
+            f"weight: outputs and inputs in multiples of {_STEP} are needed, for quantized "
+            f"{tuple(quantized.shape)} and product {tuple(product.shape)}, got {(width, inner)}"
+        )

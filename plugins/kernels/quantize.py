@@ -12,6 +12,7 @@ _PER_THREAD = 8  # values at a time
 _MOST_THREADS = 512
 _MOST_BLOCKS = 8  # that can share a token, on a device that has clusters
 _CLUSTERS_FROM = 90
+_TOGETHER, _MANY = 4, 64  # tokens that blocks share, from so many on
 
 
 def launch_tokens(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":  # noqa: ARG001
@@ -23,16 +24,21 @@ def launch_tokens(tensors: Tensors, attributes: Mapping[str, Any], context: Cont
 
 
 def launch_swiglu(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":  # noqa: ARG001
-    """See plugins/launch.py. Several blocks share a token: it is wide, and at batch 1 it is all there is."""
+    """See plugins/launch.py. Several blocks share a token: it is wide, and at batch 1 it is all there is. Where there
+    are many, these share several, since a weight's scales are more bytes than a token."""
     width, rows = _sizes(tensors)
     inputs = (tensors[name] for name in ("gate_up", "product_scales", "weight_scales"))
     outputs = (tensors["quantized"], tensors["scales"])
+    clusters = context.module("float8").architecture >= _CLUSTERS_FROM
     blocks = 1
-    while context.module("float8").architecture >= _CLUSTERS_FROM and blocks < _MOST_BLOCKS and width > 2048 * blocks:
+    while clusters and blocks < _MOST_BLOCKS and width > 2048 * blocks:
         blocks *= 2
-    grid, threads = (blocks, rows, 1), _threads(-(-width // blocks))
-    given = (tensors.get("static_scale"), np.int32(width))
-    return Rounding(context, "quantized_swiglu", grid, threads, *inputs, *given, *outputs, cluster=blocks)
+    threads = _threads(-(-width // blocks))
+    together = _TOGETHER if clusters and rows >= _MANY else 1
+    grid = (blocks, -(-rows // together), 1)
+    kernel = "quantized_swiglu" if together == 1 else f"quantized_swiglu_{together}"
+    given = (tensors.get("static_scale"), np.int32(rows), np.int32(width))
+    return Rounding(context, kernel, grid, threads, *inputs, *given, *outputs, cluster=blocks)
 
 
 def launch_norm(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":

@@ -146,13 +146,13 @@ def _products(kind: np.dtype[Any]) -> Iterator[Case]:
 def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:
     for case in _products(kind):  # numbers so small that float16 has room for their sums
         quantized = (case.inputs["quantized"].astype(np.float32) / 64).astype(FLOAT8)
-        weight = (case.inputs["weight"].view(FLOAT8).astype(np.float32) / 64).astype(FLOAT8)
+        weight = (case.inputs["weight"].view(FLOAT8).astype(np.float32) / 2048).astype(FLOAT8)
         yield Case({"quantized": quantized, "weight": weight.view(np.uint8)}, case.attributes)
 
 
 def _quantized_gates(kind: np.dtype[Any]) -> Iterator[Case]:
     rng = np.random.default_rng(6)
-    for shape in ((1, 1, 80), (3, 5, 64), (2, 33_024)):
+    for shape in ((1, 1, 80), (3, 5, 64), (2, 33_024), (65, 8_192)):
         scales = {"product_scales": _scales(rng, *shape[:-1], 1), "weight_scales": _scales(rng, shape[-1])}
         inputs = {"gate_up": (rng.normal(size=shape) * 500).astype(kind), **scales}
         yield Case(inputs, kind=str(kind))
