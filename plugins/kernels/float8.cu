@@ -5,7 +5,6 @@
 #include "float8_product.cuh"
 #include "variants.cuh"
 
-constexpr int SWEEPS = 1;  // of a block over a row, which are kept in registers
 constexpr int THREADS = 512;
 
 template <class T>
@@ -13,7 +12,7 @@ __device__ void quantize_tokens(
     const typename T::Element* x, const float* given, int width, u8* quantized, float* scales
 ) {
     i64 row = blockIdx.x;
-    quantize_row<SWEEPS>(width, given, quantized + row * width, scales + row, [&](int i, int) {
+    quantize_row(width, given, quantized + row * width, scales + row, [&](int i) {
         return load8<T>(x + row * width + i);
     });
 }
@@ -66,35 +65,43 @@ __device__ void quantized_norm(
 ) {
     i64 row = blockIdx.x, at = row * width;
     int stride = 8 * blockDim.x, first = 8 * threadIdx.x;
-    float scale = scales[row], squares = 0;
-    Eight held[SWEEPS], weights[SWEEPS];
-    auto added = [&](int i) {
-        Eight x = scaled8<T>(product + at + i, scale, weight_scales + i), y = load8<T>(skip + at + i);
+    float scale = scales[row], squares = 0, largest = 0;
+    // The sum, stored, times the norm's weight: how large the largest becomes follows from it and from the norm.
+    auto weighted = [&](int i) {
+        Eight w = load8<T>(weight + i), x = scaled8<T>(product + at + i, scale, weight_scales + i);
+        Eight before = load8<T>(skip + at + i);
         round_to<T>(x);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x.at[j] += y.at[j];
+        for (int j = 0; j < 8; ++j) x.at[j] += before.at[j];
         round_to<T>(x);
         store8<T>(sum + at + i, x);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) squares += x.at[j] * x.at[j];
+        for (int j = 0; j < 8; ++j) {
+            squares += x.at[j] * x.at[j];
+            x.at[j] *= w.at[j];
+        }
+        enlarge(largest, x);
         return x;
     };
+    Eight held;
+    if (first < width) held = weighted(first);
+    for (int i = first + stride; i < width; i += stride) weighted(i);
+    row_sum_and_max(squares, largest);
+    float by = rsqrtf(squares / width + epsilon), to = scale_of(rounded<T>(largest * by), given);
+    auto store = [&](int i, Eight x) {
 #pragma unroll
-    for (int sweep = 0; sweep < SWEEPS; ++sweep)  // while the rest is on its way
-        if (first + sweep * stride < width) weights[sweep] = load8<T>(weight + first + sweep * stride);
-#pragma unroll
-    for (int sweep = 0; sweep < SWEEPS; ++sweep)
-        if (first + sweep * stride < width) held[sweep] = added(first + sweep * stride);
-    for (int i = first + SWEEPS * stride; i < width; i += stride) added(i);
-    float by = rsqrtf(row_sum(squares) / width + epsilon);
-    quantize_row<SWEEPS>(width, given, quantized + at, made + row, [&](int i, int sweep) {
-        bool there = sweep < SWEEPS;
-        Eight x = there ? held[sweep] : load8<T>(sum + at + i), w = there ? weights[sweep] : load8<T>(weight + i);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) x.at[j] = x.at[j] * by * w.at[j];
+        for (int j = 0; j < 8; ++j) x.at[j] *= by;
         round_to<T>(x);
-        return x;
-    });
+        store_float8(quantized + at + i, x, to);
+    };
+    if (first < width) store(first, held);
+    for (int i = first + stride; i < width; i += stride) {
+        Eight x = load8<T>(sum + at + i), w = load8<T>(weight + i);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x.at[j] *= w.at[j];
+        store(i, x);
+    }
+    if (threadIdx.x == 0) made[row] = to;
 }
 
 // What a product gives, times its scales, in place: for readers that know no scales.

@@ -49,6 +49,12 @@ __device__ __forceinline__ void round_to(Eight& x) {
 }
 
 template <class T>
+__device__ __forceinline__ float rounded(float x) {
+    if constexpr (sizeof(typename T::Element) == 2) return T::unpack(T::pack(make_float2(x, x))).x;
+    else return x;
+}
+
+template <class T>
 __device__ __forceinline__ void store8(typename T::Element* to, const Eight& x) {
     if constexpr (sizeof(typename T::Element) == 2) {
         *reinterpret_cast<uint4*>(to) = make_uint4(
@@ -84,21 +90,17 @@ __device__ __forceinline__ void store_float8(u8* to, const Eight& x, float by) {
     *reinterpret_cast<uint2*>(to) = make_uint2(low, high);
 }
 
-// Round a row to float8 with one scale, by all threads of a block. value(i, sweep) gives the eight values from i on: for
-// each thread those of its first SWEEPS are asked for once, further ones twice.
-template <int SWEEPS, class Value>
+// Round a row to float8 with one scale, by all threads of a block. value(i) gives the eight values from i on: for each
+// thread the first are asked for once, further ones twice.
+template <class Value>
 __device__ __forceinline__ void quantize_row(int width, const float* given, u8* quantized, float* scale, Value value) {
     int stride = 8 * blockDim.x, first = 8 * threadIdx.x;
-    Eight held[SWEEPS];
+    Eight held;
     float largest = 0;
-#pragma unroll
-    for (int sweep = 0; sweep < SWEEPS; ++sweep)
-        if (first + sweep * stride < width) enlarge(largest, held[sweep] = value(first + sweep * stride, sweep));
-    for (int i = first + SWEEPS * stride; i < width; i += stride) enlarge(largest, value(i, SWEEPS));
+    if (first < width) enlarge(largest, held = value(first));
+    for (int i = first + stride; i < width; i += stride) enlarge(largest, value(i));
     float by = scale_of(row_max(largest), given);
-#pragma unroll
-    for (int sweep = 0; sweep < SWEEPS; ++sweep)
-        if (first + sweep * stride < width) store_float8(quantized + first + sweep * stride, held[sweep], by);
-    for (int i = first + SWEEPS * stride; i < width; i += stride) store_float8(quantized + i, value(i, SWEEPS), by);
+    if (first < width) store_float8(quantized + first, held, by);
+    for (int i = first + stride; i < width; i += stride) store_float8(quantized + i, value(i), by);
     if (threadIdx.x == 0) *scale = by;
 }

@@ -1,4 +1,5 @@
-// Reductions over the threads that share a row, with one barrier each: every warp reads what all of them left.
+// Reductions over the threads that share a row, with one barrier each: every warp reads what all of them left. A
+// maximum is one of numbers that are not negative.
 #pragma once
 #include "intrinsics.cuh"
 
@@ -20,15 +21,21 @@ __device__ __forceinline__ float row_max(float value) {
     return __uint_as_float(warp_max(lane < blockDim.x / 32 ? of_warp[lane] : 0));
 }
 
-__device__ __forceinline__ float row_sum(float value) {
-    __shared__ float of_warp[MOST_WARPS];
+__device__ __forceinline__ void row_sum_and_max(float& sum, float& largest) {
+    __shared__ float sums[MOST_WARPS];
+    __shared__ u32 largests[MOST_WARPS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int offset = 16; offset; offset >>= 1) value += __shfl_xor_sync(ALL_LANES, value, offset);
-    if (lane == 0) of_warp[warp] = value;
+    for (int offset = 16; offset; offset >>= 1) sum += __shfl_xor_sync(ALL_LANES, sum, offset);
+    u32 bits = warp_max(__float_as_uint(largest));
+    if (lane == 0) {
+        sums[warp] = sum;
+        largests[warp] = bits;
+    }
     __syncthreads();
-    value = lane < blockDim.x / 32 ? of_warp[lane] : 0;
-    for (int offset = 16; offset; offset >>= 1) value += __shfl_xor_sync(ALL_LANES, value, offset);
-    return value;
+    bool there = lane < blockDim.x / 32;
+    sum = there ? sums[lane] : 0;
+    for (int offset = 16; offset; offset >>= 1) sum += __shfl_xor_sync(ALL_LANES, sum, offset);
+    largest = __uint_as_float(warp_max(there ? largests[lane] : 0));
 }
 
 // Rows that several blocks share: those of a cluster, which GPUs of compute capability 9.0 have. Elsewhere a row has one
