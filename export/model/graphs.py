@@ -253,9 +253,9 @@ def _require_scaled_products(what: str, model: Draft, found: Quantization, recip
             "'float16'; got 'float16'"
         )
     if all(float(each) < float(_FLOAT8_FROM) for each in recipe.kernel_capabilities):
-        found_ones = ", ".join(recipe.kernel_capabilities)
+        named = ", ".join(recipe.kernel_capabilities)
         raise BadRecipe(
-            f"{what} in float8 needs compute capability {_FLOAT8_FROM} or later; got {found_ones} in "
+            f"{what} in float8 needs compute capability {_FLOAT8_FROM} or later; got {named} in "
             "backend.compute_capabilities; name a later one, or choose the checkpoint that is not quantized"
         )
 

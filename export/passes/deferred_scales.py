@@ -7,7 +7,7 @@ from tandemrt.export.model.builder import LIBRARY
 from tandemrt.plugins.functions import float8, quantized
 from tandemrt.plugins.operators import DOMAIN
 
-_Found = tuple[list[ir.Node], ir.Node]  # the nodes that go, and what takes their place
+_Found = tuple[ir.Node, ir.Node, ir.Node]  # a product, what stands behind it, and what takes the latter's place
 
 
 def defer_scales(model: ir.Model) -> None:
@@ -23,12 +23,12 @@ def defer_scales(model: ir.Model) -> None:
         found = _gated(last) or _normed(last, order)
         if found is None:
             continue
-        (product, *others), joined = found
+        product, between, joined = found
         raw = _without_scales(product)
         joined.replace_input_with(list(joined.inputs).index(product.outputs[0]), raw.outputs[0])
-        old = [*last.outputs, *(others[0].outputs[3:] if len(joined.outputs) == 3 else [])]
+        old = [*last.outputs, *between.outputs[3:]]  # of a norm the sum, which is read further on
         ir.convenience.replace_nodes_and_values(
-            model.graph, last, [last, *others[:1], product], [raw, joined], old, list(joined.outputs)
+            model.graph, last, [last, between, product], [raw, joined], old, list(joined.outputs)
         )
         order[raw] = order[joined] = order[last]
         changed = True
@@ -42,7 +42,7 @@ def _gated(last: ir.Node) -> _Found | None:
     if swiglu is None or product is None:
         return None
     inputs = [product.outputs[0], product.inputs[1], product.inputs[3], *last.inputs[1:]]
-    return [product, swiglu], _node("quantized_swiglu", inputs, last.outputs, name=last.name)
+    return product, swiglu, _node("quantized_swiglu", inputs, last.outputs, name=last.name)
 
 
 def _normed(last: ir.Node, order: dict[ir.Node, int]) -> _Found | None:
@@ -59,7 +59,7 @@ def _normed(last: ir.Node, order: dict[ir.Node, int]) -> _Found | None:
         return None
     inputs = [skip, product.outputs[0], product.inputs[1], product.inputs[3], weight, *last.inputs[1:]]
     epsilon = norm.attributes.get_float("epsilon", 1e-5)
-    return [product, norm], _node("quantized_norm", inputs, [*last.outputs, total], {"epsilon": epsilon}, last.name)
+    return product, norm, _node("quantized_norm", inputs, [*last.outputs, total], {"epsilon": epsilon}, last.name)
 
 
 def _without_scales(product: ir.Node) -> ir.Node:

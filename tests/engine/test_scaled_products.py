@@ -1,5 +1,6 @@
 """Checkpoints in float8 over a paged cache: products are operators of the project and mean what the weights mean."""
 
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,10 @@ from safetensors.torch import load_file
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.export.model.graphs import open_models
 from tandemrt.export.passes.cut import cut
 from tandemrt.plugins.reference.float8 import FLOAT8 as NUMBERS
 from tandemrt.plugins.reference.float8 import quantize_tokens, scaled_product
@@ -135,6 +137,19 @@ def test_a_bundle_of_whole_weights_has_no_kernels_of_float8(tmp_path: Path) -> N
     kernels = build(Recipe.load(recipe), tmp_path / "out").manifest.kernels
     assert not [file for file in kernels if "float8" in file]
     assert "kernels/swiglu.sm_90.cubin" in kernels
+
+
+def test_gpus_without_float8_alone_are_refused_before_anything_is_built(tmp_path: Path) -> None:
+    target, case = tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32), FLOAT8[SCALES[0]]
+    narrow.rewrite(target, case.config, case.store)
+    for wanted, refused in ((["8.0", "8.6"], True), (["8.6", "9.0"], False)):
+        backend = f'name = "onnxruntime-cuda"\ncompute_capabilities = {json.dumps(wanted)}'
+        recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=backend))
+        if not refused:
+            open_models(recipe)
+            continue
+        with pytest.raises(BadRecipe, match=r"needs compute capability 8\.9 or later; got 8\.0, 8\.6 in"):
+            open_models(recipe)
 
 
 def test_scales_of_blocks_become_one_per_output_and_the_build_says_what_that_changed(tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ class Quantization:
 
     @property
     def comes_in_blocks(self) -> bool:
-        """Whether some weights are in float8 with scales of blocks."""
-        by_channel = ((WHOLE, WHOLE), (1, WHOLE))
-        return any(s.weight == "float8_e4m3fn" and s.block not in by_channel for _, s in self.rules)
+        """Whether some weights in float8 have scales of blocks, or of blocks of their inputs."""
+        wide = [scheme for _, scheme in self.rules if scheme.weight == "float8_e4m3fn"]
+        return any(each.block[1] != WHOLE or each.block[0] > 1 or each.input_block != WHOLE for each in wide)
 
     def notes(self) -> list[str]:
         """What somebody who builds with the weights as they come should know, a line each."""
