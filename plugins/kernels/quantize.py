@@ -12,7 +12,7 @@ _PER_THREAD = 8  # values at a time
 _MOST_THREADS = 512
 _MOST_BLOCKS = 8  # that can share a token, on a device that has clusters
 _CLUSTERS_FROM = 90
-_TOGETHER, _MANY = 4, 64  # tokens that blocks share, from so many on
+_TOGETHER, _MANY = 4, 128  # tokens that blocks share, from so many on
 
 
 def launch_tokens(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":  # noqa: ARG001
