@@ -9,8 +9,19 @@ ONNX = {
     "float16": 10,
     "uint32": 12,
     "bfloat16": 16,
+    "float8_e4m3fn": 17,  # of weights, and what inputs of products are rounded to
 }  # TensorProto.DataType, which onnx-ir and onnxruntime's IO binding use too
-BYTES = {"float32": 4, "uint8": 1, "int32": 4, "int64": 8, "bool": 1, "float16": 2, "uint32": 4, "bfloat16": 2}
+BYTES = {
+    "float32": 4,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+    "float16": 2,
+    "uint32": 4,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+}
 TENSORRT = {
     "float32": "FLOAT",
     "float16": "HALF",
@@ -44,5 +55,6 @@ def from_tensorrt(member: str) -> str:
 
 
 _NAMES = {number: name for name, number in ONNX.items()}
-_SESSION = {f"tensor({'float' if name == 'float32' else name})": name for name in ONNX}
+_SPELLED = {"float32": "float", "float8_e4m3fn": "float8e4m3fn"}  # by onnxruntime, where it is not as here
+_SESSION = {f"tensor({_SPELLED.get(name, name)})": name for name in ONNX}
 _TENSORRT = {written: name for name, written in TENSORRT.items()}

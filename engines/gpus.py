@@ -10,6 +10,7 @@ Capability = tuple[int, int]  # (8, 6) as torch.cuda.get_device_capability gives
 KernelCapability = Literal["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 COMPUTE_CAPABILITIES: tuple[KernelCapability, ...] = get_args(KernelCapability)  # that our kernels are compiled for
 OLDEST_WITH_KERNELS: Capability = (8, 0)
+FLOAT8_FROM: Capability = (8, 9)  # the first that has numbers in float8
 
 
 def built_for(capabilities: Sequence[str], *, and_later: bool = False) -> str:

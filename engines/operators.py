@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tandemrt.engines.binding import Binding, Dim
+from tandemrt.engines.gpus import FLOAT8_FROM, OLDEST_WITH_KERNELS, Capability
 
 T = "T"
 
@@ -19,7 +20,7 @@ class Schema:
     """One operator. ``attributes`` are all required; ``in_place`` pairs an output with the input whose memory it has.
 
     ``optional`` names inputs and outputs that may be left out, at the end of their lists. ``kernels`` is the file of
-    the operator's CUDA kernels, without its suffix.
+    the operator's CUDA kernels, without its suffix, and ``compute_capability`` the oldest that they compute on.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Schema:
     attributes: Mapping[str, Literal["int", "float"]] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
+    compute_capability: Capability = OLDEST_WITH_KERNELS
 
     def __getitem__(self, name: str) -> Binding:
         for binding in (*self.inputs, *self.outputs):
@@ -60,7 +62,17 @@ _WINDOW_LOGITS = Binding("logits", T, ("batch", "window+1", "vocab"))
 _DRAFT_TOKENS = Binding("draft_tokens", "int64", ("batch", "window"))
 _CACHE: tuple[Dim, ...] = ("blocks", "kv_heads", "block_size", "head_dim")
 _DRAFTS = (_DRAFT_TOKENS, Binding("draft_len", "int64", ("batch",)))
+_STATIC_SCALE = Binding("static_scale", "float32", (1,))
+# The bytes of numbers in float8_e4m3fn, because ONNX joins no float8.
+_FLOAT8_WEIGHT = Binding("weight", "uint8", ("width", "inner"))
 _EMITTED = (Binding("tokens", "int64", ("batch", "window+1")), Binding("count", "int64", ("batch",)))
+
+
+def _quantized(width: str) -> tuple[Binding, Binding]:
+    """Numbers in float8 and a scale for each token."""
+    quantized = Binding("quantized", "float8_e4m3fn", ("tokens", width))
+    return quantized, Binding("scales", "float32", ("tokens", 1))
+
 
 SCHEMAS = {
     schema.name: schema
@@ -147,6 +159,57 @@ SCHEMAS = {
             inputs=(Binding("gate_up", T, ("tokens", "gate_up_width")),),
             outputs=(Binding("activated", T, ("tokens", "width")),),
             kernels="swiglu",
+        ),
+        Schema(  # a scale per token, found from it alone, or the one of all that a checkpoint stores
+            "quantize_tokens",
+            inputs=(Binding("x", T, ("tokens", "inner")), _STATIC_SCALE),
+            outputs=_quantized("inner"),
+            optional=("static_scale",),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
+        ),
+        Schema(
+            "scaled_product",
+            inputs=(*_quantized("inner"), _FLOAT8_WEIGHT, Binding("weight_scales", "float32", ("width",))),
+            outputs=(Binding("product", T, ("tokens", "width")),),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
+        ),
+        Schema(  # whose scales are left to whoever reads it
+            "float8_product",
+            inputs=(_quantized("inner")[0], _FLOAT8_WEIGHT),
+            outputs=(Binding("product", T, ("tokens", "width")),),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
+        ),
+        Schema(
+            "quantized_swiglu",
+            inputs=(
+                Binding("gate_up", T, ("tokens", "gate_up_width")),
+                Binding("product_scales", "float32", ("tokens", 1)),
+                Binding("weight_scales", "float32", ("gate_up_width",)),
+                _STATIC_SCALE,
+            ),
+            outputs=_quantized("width"),
+            optional=("static_scale",),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
+        ),
+        Schema(
+            "quantized_norm",
+            inputs=(
+                Binding("skip", T, ("tokens", "hidden")),
+                Binding("product", T, ("tokens", "hidden")),
+                Binding("product_scales", "float32", ("tokens", 1)),
+                Binding("weight_scales", "float32", ("hidden",)),
+                Binding("norm_weight", T, ("hidden",)),
+                _STATIC_SCALE,
+            ),
+            outputs=(*_quantized("hidden"), Binding("sum", T, ("tokens", "hidden"))),
+            attributes={"epsilon": "float"},
+            optional=("static_scale",),
+            kernels="float8",
+            compute_capability=FLOAT8_FROM,
         ),
     )
 }

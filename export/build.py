@@ -21,11 +21,11 @@ from tandemrt.export.model.eagle3 import EMBEDDING
 from tandemrt.export.model.graphs import DraftHead, Model, Models, graphs, mask_token, open_models
 from tandemrt.export.model.lowerings import attention_of
 from tandemrt.export.provenance import collect
+from tandemrt.export.quantize.channels import write_by_channel
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.hub import with_checkpoints
-from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.tensors import named
 from tandemrt.export.staging import check_destination, place, staged
 
@@ -172,11 +172,19 @@ def _quantize(
     notes: list[str] = []
 
     def packed(model: Model) -> Model:
-        quantization = read_quantization(model.source.config, model.source.folder)
-        if quantization is not None and model.dtype not in QUANTIZED:
+        quantization = model.quantization
+        if quantization is not None and model.dtype not in QUANTIZED and not model.blocks_become_channels:
             notes.extend(f"{model.role}: {note}" for note in quantization.notes())
         if not model.packed:
             return model
+        if quantization is not None and model.blocks_become_channels:
+            with clock.step(f"Round the {model.role}'s weights to a scale per output"):
+                made = write_by_channel(model.source, model.spec, quantization, folder / model.role, progress)
+            notes.append(
+                f"{model.role}: scales of blocks became one per output, which changed the weights by {made.error:.2%} "
+                "(root mean square), and inputs get one per token"
+            )
+            return replace(model, checkpoint=made.checkpoint)
         rounded = model.dtype in QUANTIZED
         title = (
             f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"

@@ -86,5 +86,6 @@ def _model(schema: Schema, function: Function, tensors: Tensors, attributes: Map
     imports = {"": OPSET, DOMAIN: 1}
     taken = [value for value in inputs if value is not None]
     graph = ir.Graph(taken, made, nodes=[node], name=schema.name, opset_imports=imports)
-    dtype = next(dtype_name(tensors[binding.name]) for binding in schema.inputs if binding.dtype == T)
+    bindings = (*schema.inputs, *schema.outputs)
+    dtype = next(dtype_name(tensors[b.name]) for b in bindings if b.dtype == T and b.name in tensors)
     return ir.Model(graph, ir_version=_IR_VERSION, functions=function(dtype, tuple(tensors)))

@@ -11,8 +11,10 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins.launch import Context, Function, Launcher
+from tandemrt.plugins.tensors import torch
 
 if TYPE_CHECKING:
     from tandemrt.plugins.tensorrt.operators import Plugin
@@ -50,6 +52,21 @@ FACES = {
         "reference.attention:window_attention", "functions.attention:bodies", "kernels.attention:launch"
     ),
     "swiglu": Faces("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
+    "quantize_tokens": Faces(
+        "reference.float8:quantize_tokens", "functions.float8:quantize_bodies", "kernels.quantize:launch_tokens"
+    ),
+    "scaled_product": Faces(
+        "reference.float8:scaled_product", "functions.float8:scaled_bodies", "kernels.float8_product:launch_scaled"
+    ),
+    "float8_product": Faces(
+        "reference.float8:float8_product", "functions.float8:product_bodies", "kernels.float8_product:launch"
+    ),
+    "quantized_swiglu": Faces(
+        "reference.quantized:quantized_swiglu", "functions.quantized:swiglu_bodies", "kernels.quantize:launch_swiglu"
+    ),
+    "quantized_norm": Faces(
+        "reference.quantized:quantized_norm", "functions.quantized:norm_bodies", "kernels.quantize:launch_norm"
+    ),
 }
 
 
@@ -68,13 +85,22 @@ def function(operator: str) -> Function:
 def launcher(operator: str, context: Context) -> Launcher:
     """What binds the operator to tensors on the context's device.
 
-    Raises BackendUnavailable if its kernels are not there for a CUDA device.
+    Raises BackendUnavailable if its kernels are not there for a CUDA device, or the device is too old for them.
     """
     if context.device.type == "cpu":
         from tandemrt.plugins import cpu
 
         return partial(cpu.launch, operator, function(operator))
-    context.module(SCHEMAS[operator].kernels)  # a refusal now, not in the first round
+    schema = SCHEMAS[operator]
+    context.module(schema.kernels)  # a refusal now, not in the first round
+    capability = torch.cuda.get_device_capability(context.device)
+    if capability < schema.compute_capability:
+        needed, has = (".".join(map(str, each)) for each in (schema.compute_capability, capability))
+        raise BackendUnavailable(
+            f"device: operator {operator} needs compute capability {needed} or later, "
+            f"{torch.cuda.get_device_name(context.device)} has {has}; build the bundle from weights that are not "
+            "quantized"
+        )
     found: Launcher = _load(FACES[operator].cuda)
     return found
 

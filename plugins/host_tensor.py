@@ -20,10 +20,10 @@ class HostDtype(str):
     def numpy(self) -> "np.dtype[Any]":
         """The dtype of numpy, of ml_dtypes where numpy has none."""
         name: Any = self.removeprefix("torch.")
-        if name == "bfloat16":
+        if name in ("bfloat16", "float8_e4m3fn"):
             import ml_dtypes
 
-            name = ml_dtypes.bfloat16
+            name = getattr(ml_dtypes, name)
         found: np.dtype[Any] = np.dtype(name)
         return found
 

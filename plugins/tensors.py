@@ -13,7 +13,9 @@ import numpy.typing as npt
 from tandemrt.plugins.host_tensor import CPU, HostDtype, HostTensor, array_of
 from tandemrt.plugins.host_tensor import zeros as host_zeros
 
-_DTYPES = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
+_DTYPES = frozenset(
+    {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "float8_e4m3fn"}
+)
 
 _FLOAT = HostDtype("torch.float32")
 

@@ -3,13 +3,14 @@
     python -m tools.bench_gpu --json gpu.json                                    # one H200, bfloat16
     python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a try
 
+    python -m tools.bench_gpu --weights fp8                                      # products in float8, the head's too
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # the parts about prompts alone
 
 Prints as it goes: milliseconds per round by piece of the device's work, the target against its memory floor, tokens/s,
 acceptance and speed-up for every batch; then a JSON grammar, a thinking budget and a seed on every request against
-none of them; then what the GPU does in a round; then first tokens of many prompts, of prompts with a known beginning
-and of a long one, the gaps that prompts make for requests that decode, and how busy the GPU is meanwhile. A part that
-fails is reported and does not hide the others.
+none of them; then how many texts part from plain decoding's; then what the GPU does in a round; then first tokens of
+many prompts, of prompts with a known beginning and of a long one, the gaps that prompts make for requests that decode,
+and how busy the GPU is meanwhile. A part that fails is reported and does not hide the others.
 """
 
 import json
@@ -19,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,12 +36,20 @@ from tools.gpu.burst import Burst, Measured
 from tools.gpu.models import floor_ms, make_bundle, make_models
 from tools.gpu.prompt_parts import PromptParts, numbers
 from tools.gpu.table import markdown
+from tools.gpu.ties import parted
 from tools.gpu.trace import traced
 from tools.random_checkpoint import Size
 
 console = Console(width=160, soft_wrap=True, highlight=False)
 WARM = 32  # tokens of every request before anything is measured
 PIECES = ("propose", "target", "verify")
+
+
+class Stored(StrEnum):
+    """``whole``: in the dtype that the device computes in."""
+
+    WHOLE = "whole"
+    FP8 = "fp8"
 
 
 class Bench:
@@ -73,6 +83,7 @@ def main(
     models: Annotated[
         Path | None, typer.Option(help="Folder for the models; those it holds are used. Default: a temporary one.")
     ] = None,
+    weights: Annotated[Stored, typer.Option(help="How the models' products are stored.")] = Stored.WHOLE,
     reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
     batch_sizes: Annotated[
         str, typer.Option("--batches", help="Requests that run together, per line; empty: none.")
@@ -86,6 +97,9 @@ def main(
     acceptance: Annotated[float, typer.Option(help="Tokens per round that the models are tuned for.")] = 3.0,
     constrained: Annotated[int, typer.Option(help="Requests of the constrained part; 0 leaves it out.", min=0)] = 16,
     pairs: Annotated[int, typer.Option(help="Runs each way of the constrained part.", min=1)] = 3,
+    texts: Annotated[
+        int, typer.Option(help="Texts that are compared with and without speculation; 0 leaves it out.", min=0)
+    ] = 256,
     trace: Annotated[bool, typer.Option(help="Record what the GPU does in rounds.")] = True,
     prompts: Annotated[
         str, typer.Option(help="Prompts that come at once, per line of the parts about prompts; empty: none.")
@@ -106,7 +120,15 @@ def main(
         if not (folder / "draft" / "tokenizer.json").is_file():  # the last file that is written
 
             def models_of_size() -> None:
-                make_models(folder, size, device=device, acceptance=acceptance, temperature=temperature, window=window)
+                make_models(
+                    folder,
+                    size,
+                    device=device,
+                    acceptance=acceptance,
+                    temperature=temperature,
+                    window=window,
+                    float8=weights is Stored.FP8,
+                )
 
             bench.part("models", models_of_size)
             torch.cuda.empty_cache()  # the weights lie in files now
@@ -125,6 +147,8 @@ def main(
             batches = {batch: bench.part(f"batch {batch}", partial(lines.both, batch, window)) for batch in wanted}
             if constrained:
                 bench.part("constrained", partial(lines.constrained, constrained, window, pairs))
+            if texts:
+                bench.part("ties", partial(lines.ties, texts, window))
             if trace and device.startswith("cuda"):
                 for batch in sorted({min(16, slots), slots}):
                     bench.part(f"trace {batch}", partial(lines.trace, batch, window))
@@ -140,9 +164,8 @@ def main(
                 bench.part("busy", partial(parts.busy, min(16, max(at_once))))
         if long:
             bench.part("long prompt", lambda: long_prompt(folder, device, long, chunk, temperature))
-    console.print(
-        markdown({b: both for b, both in batches.items() if both}, window, with_peer=size is Size.B8), markup=False
-    )
+    with_peer = size is Size.B8 and weights is Stored.WHOLE
+    console.print(markdown({b: both for b, both in batches.items() if both}, window, with_peer=with_peer), markup=False)
     failed = [name for name, result in bench.results.items() if isinstance(result, dict) and "failed" in result]
     outcome = f"[red]failed: {', '.join(failed)}[/]" if failed else "no part failed"
     console.print(f"{time.perf_counter() - begin:.0f} s in all, {outcome}")
@@ -197,6 +220,15 @@ class Lines:
             f"  grammar, budget and seed cost {100 * cost:+.2f} % of a round (runs: {[f'{r:.4f}' for r in ratios]})"
         )
         return {**found, "cost": cost, "budget": budget}
+
+    def ties(self, texts: int, window: int) -> dict[str, Any]:
+        """Texts with speculation against the same without."""
+        found = parted(self._llm, self._bundle, texts, self._temperature, window)
+        console.print(
+            f"  {found['parted']} of {texts} texts of {found['tokens']} tokens parted from plain decoding's, "
+            f"at {found['at']}"
+        )
+        return found
 
     def trace(self, batch: int, window: int) -> dict[str, Any]:
         """The GPU's own records of a third of a second of rounds."""

@@ -67,7 +67,12 @@ _SIZES: dict[tuple[str, str], Dims] = {
     ("qwen3", "tiny"): _TINY | {"head_dim": 32},
 }
 
-_STORED = {torch.float32: ("F32", 4), torch.float16: ("F16", 2), torch.bfloat16: ("BF16", 2)}
+_STORED = {
+    torch.float32: ("F32", 4),
+    torch.float16: ("F16", 2),
+    torch.bfloat16: ("BF16", 2),
+    torch.float8_e4m3fn: ("F8_E4M3", 1),
+}
 
 
 class Family(StrEnum):
@@ -104,7 +109,7 @@ def write_checkpoint(
     """Write config.json, with the fields ``more``, and model.safetensors; return the bytes that the weights take."""
     shapes = write_config(out, family, size, layers=layers, dtype=dtype, **more)
     stored = getattr(torch, dtype.value)
-    header = safetensors_header(shapes, stored)
+    header = safetensors_header(dict.fromkeys(shapes, stored), shapes)
     nbytes: int = sum(math.prod(shape) for shape in shapes.values()) * _STORED[stored][1]
     generator = torch.Generator().manual_seed(seed)
     with (out / "model.safetensors").open("wb") as stream:
@@ -146,11 +151,11 @@ def vocab_of(family: Family, size: Size) -> int:
     return int(_SIZES[family.value, size.value]["vocab_size"])
 
 
-def safetensors_header(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
+def safetensors_header(dtypes: dict[str, torch.dtype], shapes: dict[str, tuple[int, ...]]) -> bytes:
     """Return what a safetensors file begins with when these tensors follow it, one after the other."""
-    name_of, width = _STORED[dtype]
     entries, begin = {}, 0
     for name, shape in shapes.items():
+        name_of, width = _STORED[dtypes[name]]
         end = begin + math.prod(shape) * width
         entries[name] = {"dtype": name_of, "shape": list(shape), "data_offsets": [begin, end]}
         begin = end

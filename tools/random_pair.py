@@ -21,6 +21,7 @@ from transformers import AutoConfig
 
 from tools.agreement import Shape, Weights, measure, tune
 from tools.filler_tokenizer import require_room, write_tokenizer
+from tools.float8_weights import in_float8, say_float8
 from tools.random_checkpoint import Dtype, Family, Size, safetensors_header, vocab_of, write_config
 
 console = Console()
@@ -38,13 +39,15 @@ def write_pair(
     temperature: float = 0.7,
     window: int = 4,
     seed: int = 0,
+    float8: bool = False,
     shard_bytes: int = 2_000_000_000,
 ) -> float:
     """Write ``out``/target and ``out``/draft; return the scale of the target's later layers.
 
     ``acceptance`` is the wanted mean of tokens per round with ``window`` drafted ones; None takes ``scale`` as given.
-    Weights go into files of at most ``shard_bytes`` (or one tensor). The same arguments give the same files on the same
-    kind of device. Raises ValueError for a size whose vocabulary is too small for a tokenizer, before it writes.
+    ``float8``: products are then stored in float8, in which the two agree a little less. Weights go into files of at
+    most ``shard_bytes`` (or one tensor). The same arguments give the same files on the same kind of device. Raises
+    ValueError for a size whose vocabulary is too small for a tokenizer, before it writes.
     """
     begin = time.perf_counter()
     target, draft = out / "target", out / "draft"
@@ -70,12 +73,14 @@ def write_pair(
         made = measure(weights, shape, scales=[1.0], temperature=temperature, window=window)[0]
         console.print(f"as written: {made.same:.3f} drawn alike, {made.length:.2f} tokens a round")
         begin = time.perf_counter()
-        nbytes = sum(
-            _write(folder, {name: weights[name] for name in names}, shard_bytes)
-            for folder, names in ((target, shapes), (draft, of_draft))
-        )
+        nbytes = 0
+        for folder, names in ((target, shapes), (draft, of_draft)):
+            chosen = {name: weights[name] for name in names}
+            nbytes += _write(folder, in_float8(chosen) if float8 else chosen, shard_bytes)
     for folder in (target, draft):
         write_tokenizer(folder, vocab)
+        if float8:
+            say_float8(folder)
     console.print(f"{nbytes / 1e9:.1f} GB written in {time.perf_counter() - begin:.1f} s")
     return scale
 
@@ -139,9 +144,9 @@ def _write(folder: Path, weights: Weights, shard_bytes: int) -> int:
 
 
 def _write_shard(path: Path, shard: Weights) -> int:
-    dtype = next(iter(shard.values())).dtype
+    dtypes = {name: tensor.dtype for name, tensor in shard.items()}
     with path.open("wb") as stream:
-        stream.write(safetensors_header({name: tuple(tensor.shape) for name, tensor in shard.items()}, dtype))
+        stream.write(safetensors_header(dtypes, {name: tuple(tensor.shape) for name, tensor in shard.items()}))
         for tensor in shard.values():
             stream.write(tensor.cpu().contiguous().view(torch.uint8).numpy().data)
     return path.stat().st_size

@@ -13,6 +13,7 @@ from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
 # What takes the place of the engines without weights; the other kernels stand between the pieces of a decoder.
 _OF_HEADS = {SCHEMAS[operator].kernels for operator in HEADS.values()}
+_OF_FLOAT8 = {SCHEMAS["scaled_product"].kernels}
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,17 @@ class KernelFile:
 def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[KernelFile]:
     """Yield every kernel file of a bundle whose decoders are ``built_for`` these GPUs (engines/gpus.py).
 
-    A paged cache needs all of them, any other bundle for a GPU those that take the place of the engines without
-    weights. A GPU older than the kernels has none and runs the graphs of these engines.
+    A paged cache needs all of them, those of products in float8 only where weights come so; any other bundle for a
+    GPU those that take the place of the engines without weights. A GPU older than the kernels has none and runs the
+    graphs of these engines.
     """
     capabilities = recipe.kernel_capabilities or capabilities_for(built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
     head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
+    float8 = any(model.quantization is not None for model in models)
     for name in kernel_names() if capabilities else ():
+        if name in _OF_FLOAT8 and not float8:
+            continue
         if recipe.cache == "paged" or name in _OF_HEADS:
             yield KernelFile(
                 name, capabilities, dtypes, head_dims if name == SCHEMAS["window_attention"].kernels else None

@@ -23,9 +23,7 @@ IR_VERSION = 11
 LIBRARY = "com.microsoft"  # the domain of onnxruntime's own operators, for CPU and CUDA
 Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float] | ir.Graph | ir.TensorProtocol
 
-DTYPES = {name: ir.DataType(element_type) for name, element_type in ONNX.items()} | {
-    "float8_e4m3fn": ir.DataType.FLOAT8E4M3FN  # of weights, and what inputs of products are rounded to
-}
+DTYPES = {name: ir.DataType(element_type) for name, element_type in ONNX.items()}
 
 
 class GraphBuilder:

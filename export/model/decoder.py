@@ -12,6 +12,7 @@ from tandemrt.export.model.builder import GraphBuilder, dims_of, width_of
 from tandemrt.export.model.layers import stack, times
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
+from tandemrt.export.model.scaled_product import scaled_functions
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -51,7 +52,7 @@ def build_decoder(
     wide = len(features) * spec.hidden
     names = spec.contract(capacity=capacity, dtype=dtype, cache=cache, width=width, features=wide)
     b = GraphBuilder("decoder")
-    w = Weights(named(checkpoint, spec), b, dtype, weights_dir)
+    w = Weights(named(checkpoint, spec), b, dtype, weights_dir, scaled_products=how.scaled_products)
     given = {binding.name: b.input(binding) for binding in names.inputs}
 
     if how.prompts_score_nothing:
@@ -74,7 +75,7 @@ def build_decoder(
     if spec.tied:
         w.same("lm_head.weight", "model.embed_tokens.weight")
     w.finish()
-    model = b.model(how.functions(spec))
+    model = b.model((*how.functions(spec), *scaled_functions(w)))
     for change in how.passes:
         change(model)
     return model

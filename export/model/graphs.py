@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,22 +13,25 @@ from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
+from tandemrt.engines.gpus import FLOAT8_FROM
 from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.recipe import Eagle3Draft, ModelDraft, PardDraft, Recipe, Target
 from tandemrt.engines.tensorrt.recipe import TensorRtRtx
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.eagle3 import EMBEDDING, build_eagle3, build_fuse
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
-from tandemrt.export.model.lowerings import Lowering, attention_of, fitting
+from tandemrt.export.model.lowerings import STRATEGIES, Lowering, attention_of, fitting
+from tandemrt.export.model.scaled_product import unsupported as without_scaled_products
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import Quantization
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.plugins.operators import HEAD_DIMS
 
-FLOAT8_FROM = 8.9  # the first compute capability that has it
+_FLOAT8_FROM = ".".join(map(str, FLOAT8_FROM))  # as a recipe writes it
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Model:
     """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe.
 
     ``source`` is the checkpoint as the recipe names it, ``checkpoint`` what the graph points into: the same, or what
-    was made of it (``packed``).
+    was made of it (``packed``). ``by_channel``: products in float8 take a scale per output, none of blocks.
     """
 
     role: EngineName
@@ -45,6 +48,7 @@ class Model:
     spec: ModelSpec
     vocabulary: CheckpointTokenizer
     dtype: str
+    by_channel: bool = False
 
     @property
     def compute(self) -> str:
@@ -53,9 +57,21 @@ class Model:
 
     @property
     def packed(self) -> bool:
-        """Whether a build writes the weights anew: in other integers, or in another order of those they come in."""
-        found = read_quantization(self.source.config, self.source.folder)
-        return self.dtype in QUANTIZED or (found is not None and found.comes_packed)
+        """Whether a build writes the weights anew: in other integers, in another order of those they come in, or with
+        a scale per output instead of blocks."""
+        found = self.quantization
+        return self.dtype in QUANTIZED or (found is not None and (found.comes_packed or self.blocks_become_channels))
+
+    @property
+    def blocks_become_channels(self) -> bool:
+        """Whether weights come with scales of blocks, and products take none."""
+        found = self.quantization
+        return self.by_channel and found is not None and found.comes_in_blocks
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How the checkpoint says that its weights come; None: as numbers of their own."""
+        return read_quantization(self.source.config, self.source.folder)
 
     @classmethod
     def open(cls, role: EngineName, section: Target | ModelDraft | PardDraft, dtype: str, *, length: int) -> "Model":
@@ -100,6 +116,11 @@ class DraftHead:
         """See Model.packed."""
         return False
 
+    @property
+    def quantization(self) -> Quantization | None:
+        """See Model.quantization."""
+        return read_quantization(self.source.config, self.source.folder)
+
     @classmethod
     def open(cls, section: Eagle3Draft, target: Model, *, length: int) -> "DraftHead":
         """Read the head's checkpoint. Raises BadCheckpoint, or BadRecipe if ``length`` is too long for it."""
@@ -140,17 +161,21 @@ Models = tuple[Model] | tuple[Model, Draft]  # the target, then what drafts, if 
 
 def open_models(recipe: Recipe) -> Models:
     """Open the target and, if a model or a head drafts, the draft; check that they fit each other. Raises BadRecipe."""
+    by_channel = STRATEGIES[attention_of(recipe)].scaled_products
     target = Model.open("target", recipe.target, recipe.target.dtype, length=recipe.limits.length)
+    target = replace(target, by_channel=by_channel)
     _require_products(target, recipe)
     _require_support(target, recipe)
     if isinstance(recipe.draft, Eagle3Draft):
         head = DraftHead.open(recipe.draft, target, length=recipe.limits.length)
+        _require_products(head, recipe)
         _require_support(head, recipe)
         return target, head
     if not isinstance(recipe.draft, ModelDraft | PardDraft):
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
     draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
+    draft = replace(draft, by_channel=by_channel)
     _require_products(draft, recipe)
     _require_support(draft, recipe)
     if draft.spec.vocab < target.vocabulary.size:  # what is wider than a tokenizer is padding
@@ -191,27 +216,53 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
 
 
-def _require_products(model: Model, recipe: Recipe) -> None:
+def _require_products(model: Draft, recipe: Recipe) -> None:
     """Raise BadRecipe unless the backend has products for a checkpoint that comes quantized."""
-    found = read_quantization(model.source.config, model.source.folder)
-    backend = recipe.backend
+    found, backend = model.quantization, recipe.backend
     if found is None or backend.name == "onnxruntime-cpu":
         return
     what = f"{model.role}.checkpoint: a checkpoint that comes quantized ({found.method})"
+    if recipe.cache == "paged":
+        _require_scaled_products(what, model, found, recipe)
+        return
     if not isinstance(backend, TensorRtRtx):
         raise BadRecipe(
-            f"{what} needs backend.name 'onnxruntime-cpu' or 'tensorrt-rtx'; got {backend.name!r}, which has no "
-            "products for it yet; choose one of these, or the checkpoint that is not quantized"
+            f"{what} needs backend.name 'onnxruntime-cpu', 'tensorrt-rtx', or 'onnxruntime-cuda' with cache = 'paged'; "
+            f"got {backend.name!r} with cache = {recipe.cache!r}, which has no products for it; choose one of these, "
+            "or the checkpoint that is not quantized"
         )
     if any(scheme.weight != "float8_e4m3fn" or scheme.inputs == "token" for _, scheme in found.rules):
         raise BadRecipe(
             f"{what} needs weights in float8 and inputs that are whole, or have static scales, for backend.name "
             "'tensorrt-rtx'; choose 'onnxruntime-cpu', or a checkpoint quantized so"
         )
-    if without := [each for each in backend.compute_capabilities if float(each) < FLOAT8_FROM]:
+    if without := [each for each in backend.compute_capabilities if float(each) < float(_FLOAT8_FROM)]:
         raise BadRecipe(
-            f"{what} in float8 needs compute capability {FLOAT8_FROM} or later; got {', '.join(without)} in "
+            f"{what} in float8 needs compute capability {_FLOAT8_FROM} or later; got {', '.join(without)} in "
             "backend.compute_capabilities; drop it, or choose the checkpoint that is not quantized"
+        )
+
+
+def _require_scaled_products(what: str, model: Draft, found: Quantization, recipe: Recipe) -> None:
+    """Raise BadRecipe unless a GPU has products for what is ``found`` of a checkpoint."""
+    if isinstance(model, DraftHead):
+        raise BadRecipe(f"{what} cannot be a draft head on a GPU yet; choose one that is not quantized")
+    if why := without_scaled_products(found):
+        raise BadRecipe(
+            f"{what} has {why}, for which backend.name 'onnxruntime-cuda' has no products yet; choose "
+            "'onnxruntime-cpu', or weights in float8 with a scale per channel or tensor and inputs with scales per "
+            "token or static ones"
+        )
+    if model.compute == "float16":
+        raise BadRecipe(
+            f"{what} needs {model.role}.dtype 'bfloat16' on a GPU: sums of products in float8 are too large for "
+            "'float16'; got 'float16'"
+        )
+    if all(float(each) < float(_FLOAT8_FROM) for each in recipe.kernel_capabilities):
+        named = ", ".join(recipe.kernel_capabilities)
+        raise BadRecipe(
+            f"{what} in float8 needs compute capability {_FLOAT8_FROM} or later; got {named} in "
+            "backend.compute_capabilities; name a later one, or choose the checkpoint that is not quantized"
         )
 
 

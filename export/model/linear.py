@@ -7,6 +7,7 @@ import onnx_ir as ir
 from tandemrt.export.model import float8
 from tandemrt.export.model.builder import GraphBuilder, width_of
 from tandemrt.export.model.integers import by_blocks
+from tandemrt.export.model.scaled_product import by_scales
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.quantize.blocks import Form
 from tandemrt.export.read.quantization.scheme import Scheme
@@ -51,6 +52,8 @@ class Linear:
         if isinstance(how, Form):
             blocks = w.blocks(names, self.widths, inner, how)
             return by_blocks(b, x, blocks, how, dtype=w.dtype, width=self.width)
+        if isinstance(how, Scheme) and w.scaled_products:
+            return by_scales(b, x, w, self.names, self.widths, how)
         if isinstance(how, Scheme):
             x = float8.rounded_input(b, x, w, self.names[0], how)
             weight = float8.stacked(b, w, self.names, self.widths, inner, how)

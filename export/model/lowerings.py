@@ -13,6 +13,7 @@ from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.grouped_attention import HEAD_DIM_STEP, GroupedAttention
 from tandemrt.export.model.paged_attention import PagedAttention
 from tandemrt.export.model.rows import gather_rows, gather_tokens
+from tandemrt.export.passes.deferred_scales import defer_scales
 from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.export.passes.residual_norms import fuse_residual_norms
 from tandemrt.export.read.spec import ModelSpec
@@ -26,8 +27,9 @@ class Strategies:
     """How a lowering writes the parts of a decoder, and what it makes of the graph afterwards.
 
     ``pick`` picks the rows that get logits: in front of the last norm, or, ``pick_early``, right behind the last
-    attention. ``prompts_score_nothing`` says that a call without rows to score is a prompt's. ``functions`` are the
-    bodies behind the operators of the project, ``passes`` change the graph in place.
+    attention. ``prompts_score_nothing`` says that a call without rows to score is a prompt's. ``scaled_products``:
+    products in float8 are operators of the project. ``functions`` are the bodies behind the other operators of the
+    project, ``passes`` change the graph in place.
     """
 
     attention: AttentionMaker
@@ -35,6 +37,7 @@ class Strategies:
     pick: Callable[[GraphBuilder, ir.Value, ir.Value], ir.Value]
     pick_early: bool = False
     prompts_score_nothing: bool = False
+    scaled_products: bool = False
     functions: Callable[[ModelSpec], tuple[ir.Function, ...]] = lambda _spec: ()
     passes: tuple[Callable[[ir.Model], None], ...] = ()
 
@@ -76,7 +79,8 @@ STRATEGIES: Mapping[Lowering, Strategies] = {
         one_product_and_operator,
         gather_tokens,
         pick_early=True,
+        scaled_products=True,
         functions=_paged_functions,
-        passes=(fuse_residual_norms,),
+        passes=(fuse_residual_norms, defer_scales),
     ),
 }

@@ -22,10 +22,20 @@ _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  #
 class Weights:
     """Hands out the tensors of a checkpoint as graph values and remembers which were asked for.
 
-    ``folder`` is where the checkpoint's files will lie, relative to the graph file.
+    ``folder`` is where the checkpoint's files will lie, relative to the graph file. ``scaled_products``: products of
+    weights in float8 are operators of the project, instead of standard ones.
     """
 
-    def __init__(self, checkpoint: Checkpoint, builder: GraphBuilder, dtype: str, folder: str = "") -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        builder: GraphBuilder,
+        dtype: str,
+        folder: str = "",
+        *,
+        scaled_products: bool = False,
+    ) -> None:
+        self.scaled_products = scaled_products
         self.checkpoint = checkpoint
         self.builder = builder
         self.dtype = dtype
@@ -73,6 +83,15 @@ class Weights:
         if numbers:
             require_scales(tensor)
         return self._external(name, tensor.dtype, shapes[0], tensor, tensor.nbytes)
+
+    def float8_bytes(self, names: Sequence[str], rows: Sequence[int], inner: int) -> ir.Value:
+        """Weights [rows_i, inner] in float8_e4m3fn as one, byte by byte, uint8: ONNX joins no float8."""
+        parts = [self._claim(name, (count, inner), ("float8_e4m3fn",)) for name, count in zip(names, rows, strict=True)]
+        each = [
+            self._external(f"{name}.bytes", "uint8", part.shape, part, part.nbytes)
+            for name, part in zip(names, parts, strict=True)
+        ]
+        return each[0] if len(each) == 1 else self.builder.op("Concat", *each, axis=0)
 
     def form(self, name: str) -> Form | None:
         """The integers in which export/quantize/ wrote the weight ``name``; None: it did not."""

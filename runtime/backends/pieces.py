@@ -83,8 +83,11 @@ def open_piece(
 
 
 def read_constants(path: Path) -> dict[str, torch.Tensor]:
-    """What a graph without inputs gives, as host tensors. Raises as open_session does."""
-    return constants_of(open_session(path, [CPU]))
+    """What a graph without inputs gives, as host tensors. Raises as open_session does.
+
+    All of it may be constants to onnxruntime, which would compute and copy them once more to optimize the graph.
+    """
+    return constants_of(open_session(path, [CPU], optimized=False))
 
 
 def constants_of(session: "onnxruntime.InferenceSession") -> dict[str, torch.Tensor]:

@@ -36,12 +36,16 @@ def open_session(
     *,
     entries: Mapping[str, str] | None = None,
     threads: int | None = None,
+    optimized: bool = True,
 ) -> "onnxruntime.InferenceSession":
     """Open ``path`` on the first of ``providers``, with the session config ``entries`` and at most ``threads`` threads.
 
+    ``optimized``: onnxruntime may change the graph first; what runs once is not worth it.
     Raises BadBundle if onnxruntime cannot load the file, BackendUnavailable if it would run it elsewhere.
     """
     options = session_options(threads=threads, entries=entries)
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:  # onnxruntime raises a family of its own without a common public base

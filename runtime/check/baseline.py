@@ -69,7 +69,9 @@ def open_widened_steps(
 def rounds_inputs(bundle: Bundle, name: EngineName) -> bool:
     """Whether engine ``name`` has products that round what they multiply, to 8 bits or to float8."""
     entry = bundle.engine(name)
-    if entry.decoder is not None or not (path := bundle.path(name).with_suffix(".onnx")).is_file():
+    if entry.decoder is not None:
+        return any(step.name == "quantize_tokens" for step in entry.decoder.operators)
+    if not (path := bundle.path(name).with_suffix(".onnx")).is_file():
         return False
     nodes = ir.traversal.RecursiveGraphIterator(ir.load(path).graph)
     return any(

@@ -11,13 +11,14 @@ import torch
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins.faces import launcher, reference
 from tandemrt.plugins.launch import Context
+from tandemrt.plugins.reference.float8 import FLOAT8, quantize_tokens
 from tandemrt.runtime.check.adjust import adjust_case
 from tests.engine import attention_cases
 from tests.engine.operator_cases import case as window_case
 
 KINDS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 # Of a result of about one, after a few roundings on the way. Laws are float32 whatever the logits are.
-NEAR = {"float32": 2e-5, "float16": 2 * 2**-10, "bfloat16": 2 * 2**-7}
+NEAR = {"float32": 2e-5, "float16": 2 * 2**-10, "bfloat16": 2 * 2**-7, "float8_e4m3fn": 0.13}
 SENTINEL = -99
 LARGEST = {"batch": 24, "window+1": 5}
 
@@ -29,6 +30,7 @@ class Case:
     inputs: Mapping[str, np.ndarray]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     outputs: int | None = None
+    kind: str = "float32"  # what the definition rounds to on its way
 
 
 def cases(operator: str, dtype: str) -> Iterator[Case]:
@@ -53,10 +55,11 @@ def hold(operator: str, case: Case, context: Context) -> None:
     launcher(operator, context)(tensors, case.attributes, context).run()
     for binding, expected, tensor in zip(schema.outputs, wanted, results, strict=False):
         found, name = to_numpy(tensor), f"{operator}: {binding.name}"
-        if np.issubdtype(expected.dtype, np.integer):
+        exact = expected.dtype == FLOAT8 and operator == "quantize_tokens"
+        if exact or np.issubdtype(expected.dtype, np.integer):
             np.testing.assert_array_equal(found, expected, err_msg=name)
         else:
-            near = NEAR[str(expected.dtype)]
+            near = max(NEAR[str(each)] for each in (expected.dtype, case.kind))
             wide = (found.astype(np.float64), expected.astype(np.float64))
             np.testing.assert_allclose(*wide, rtol=near, atol=near, err_msg=name)
 
@@ -65,6 +68,8 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
     array = np.ascontiguousarray(array)
     if array.dtype == KINDS["bfloat16"]:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype == FLOAT8:
+        return torch.from_numpy(array.view(np.int8)).view(torch.float8_e4m3fn)
     return torch.from_numpy(array)
 
 
@@ -73,6 +78,8 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         found: np.ndarray = tensor.view(torch.int16).numpy().view(KINDS["bfloat16"])
         return found
+    if tensor.dtype == torch.float8_e4m3fn:
+        return tensor.view(torch.int8).numpy().view(FLOAT8)
     return tensor.numpy()
 
 
@@ -115,6 +122,58 @@ def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({"gate_up": values.astype(kind)})
 
 
+def _unrounded(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(4)
+    for shape in ((1, 1, 80), (3, 5, 64), (2, 20480)):
+        values = (rng.normal(size=shape) * 4).astype(kind)
+        values[0, ..., :4] = [-60000, 0, 1e-8, 300]
+        values[-1, ..., 0] = 2000  # what a static scale has no room for
+        yield Case({"x": values})
+        yield Case({"x": values, "static_scale": np.array([0.25], np.float32)})
+    yield Case({"x": np.zeros((2, 16), kind)})
+
+
+def _products(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Numbers of rows on either side of what the kernels take, and inputs that are no multiple of a warp's."""
+    rng = np.random.default_rng(5)
+    for rows, inner, width in (((1,), 80, 16), ((2, 4), 1104, 48), ((9,), 64, 32), ((40,), 640, 16)):
+        quantized, scales = quantize_tokens(rng.normal(size=(*rows, inner)))
+        weight, weight_scales = quantize_tokens(rng.normal(size=(width, inner)) / inner**0.5)
+        scaled = {"scales": scales, "weight": weight.view(np.uint8), "weight_scales": weight_scales[:, 0]}
+        yield Case({"quantized": quantized, **scaled}, {"dtype": kind})
+
+
+def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:
+    for case in _products(kind):  # numbers so small that float16 has room for their sums
+        quantized = (case.inputs["quantized"].astype(np.float32) / 64).astype(FLOAT8)
+        weight = (case.inputs["weight"].view(FLOAT8).astype(np.float32) / 2048).astype(FLOAT8)
+        yield Case({"quantized": quantized, "weight": weight.view(np.uint8)}, case.attributes)
+
+
+def _quantized_gates(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(6)
+    for shape in ((1, 1, 80), (3, 5, 64), (2, 33_024), (129, 8_192)):
+        scales = {"product_scales": _scales(rng, *shape[:-1], 1), "weight_scales": _scales(rng, shape[-1])}
+        inputs = {"gate_up": (rng.normal(size=shape) * 500).astype(kind), **scales}
+        yield Case(inputs, kind=str(kind))
+        yield Case({**inputs, "static_scale": np.array([0.01], np.float32)}, kind=str(kind))
+
+
+def _quantized_norms(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(7)
+    for shape in ((1, 1, 80), (3, 5, 64), (2, 16_640)):
+        scales = {"product_scales": _scales(rng, *shape[:-1], 1), "weight_scales": _scales(rng, shape[-1])}
+        skip, product = rng.normal(size=shape), rng.normal(size=shape) * 500
+        inputs = {"skip": skip.astype(kind), "product": product.astype(kind), **scales}
+        inputs["norm_weight"] = rng.normal(size=shape[-1]).astype(kind)
+        yield Case(inputs, {"epsilon": 1e-3}, kind=str(kind))
+        yield Case({**inputs, "static_scale": np.array([0.01], np.float32)}, {"epsilon": 1e-3}, kind=str(kind))
+
+
+def _scales(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.uniform(0.02, 0.06, shape).astype(np.float32)
+
+
 def _of(operator: str) -> Callable[[np.dtype[Any]], Iterator[Case]]:
     return lambda kind: _windows(operator, kind)
 
@@ -127,4 +186,9 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "sample_draft": _drafts,
     "window_attention": _attention,
     "swiglu": _gates,
+    "quantize_tokens": _unrounded,
+    "scaled_product": _products,
+    "float8_product": _unscaled,
+    "quantized_swiglu": _quantized_gates,
+    "quantized_norm": _quantized_norms,
 }

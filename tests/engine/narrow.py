@@ -104,10 +104,14 @@ def write(
     return model
 
 
-def rewrite(folder: Path, config: Mapping[str, Any], narrow: Narrow) -> Stored:
-    """Store the products of the checkpoint in ``folder`` as ``narrow`` says; return what their weights are then."""
+def rewrite(folder: Path, config: Mapping[str, Any], narrow: Narrow, *, head: bool = False) -> Stored:
+    """Store the products of the checkpoint in ``folder`` as ``narrow`` says; return what their weights are then.
+
+    ``head``: that of the logits too.
+    """
     tensors, meant = load_file(folder / "model.safetensors"), {}
-    for name in [name.removesuffix(".weight") for name in tensors if name.endswith("_proj.weight")]:
+    ends = ("_proj.weight", "lm_head.weight") if head else "_proj.weight"
+    for name in [name.removesuffix(".weight") for name in tensors if name.endswith(ends)]:
         stored, meant[name] = narrow(tensors.pop(f"{name}.weight"))
         tensors |= {f"{name}.{kind}": tensor.contiguous() for kind, tensor in stored.items()}
     save_file(tensors, folder / "model.safetensors")

@@ -26,7 +26,7 @@ def bench(models, tmp_path, monkeypatch, capsys):
     def run(*arguments: str) -> tuple[int, str, dict]:
         out = tmp_path / "figures.json"
         sizes = ["--size", "small", "--batches", "1,3", "--prompt", "20", "--chunk", "32", "--constrained", "3"]
-        sizes += ["--prompts", "", "--arrivals", "0", "--long", "0"]
+        sizes += ["--texts", "0", "--prompts", "", "--arrivals", "0", "--long", "0"]
         fixed = ["--device", "cpu", "--models", str(models), "--pairs", "1", "--json", str(out), *sizes]
         monkeypatch.setattr(sys, "argv", ["bench_gpu", *fixed, *arguments])
         with pytest.raises(SystemExit) as caught:
@@ -37,9 +37,10 @@ def bench(models, tmp_path, monkeypatch, capsys):
 
 
 def test_every_line_is_measured_with_and_without_speculation(bench):
-    code, out, figures = bench("--tokens", "24", "--length", "256")
+    code, out, figures = bench("--tokens", "24", "--length", "256", "--texts", "3")
     assert code == 0, out
     assert "no part failed" in out
+    assert figures["ties"] == {"texts": 3, "tokens": 64, "parted": 0, "at": []}
     for batch in (1, 3):
         both = figures[f"batch {batch}"]
         assert both["plain"]["acceptance_length"] == 1

@@ -15,6 +15,14 @@ LAST = COMPUTE_CAPABILITIES[-1]
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
+    "float8": {
+        "quantize_tokens": "2 u64, 1 u32, 2 u64",
+        "quantized_swiglu": "4 u64, 2 u32, 2 u64",
+        "quantized_swiglu_4": "4 u64, 2 u32, 2 u64",
+        "few_rows": "4 u64, 3 u32, 1 u64",
+        "quantized_norm": "6 u64, 1 u32, 1 f32, 3 u64",
+        "scale_product": "2 u64, 1 u32, 1 u64",
+    },
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {
         "row_stats": "12 u64, 3 u32, 3 u64",
@@ -49,12 +57,14 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
 
 
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them in one dtype, one GPU all.
+# Products in float8 see a GPU without it, and the newest.
 COMPILED = [
     (kernel, dtype, capability, HEAD_DIMS if kernel != "attention" or capability == "9.0" else (128,))
     for kernel in compiler.kernel_names()
     for dtype in SUFFIXES
     for capability in COMPUTE_CAPABILITIES
-    if kernel != "attention" or dtype == "bfloat16" or capability == "9.0"
+    if kernel not in ("attention", "float8") or dtype == "bfloat16" or capability == "9.0"
+    if kernel != "float8" or capability in ("8.0", "9.0", LAST)
 ]
 
 

@@ -284,13 +284,21 @@ def test_a_module_that_is_left_out_is_whole_beside_others_that_are_not(tmp_path)
     assert (found - expected).norm() < 0.01 * expected.norm()
 
 
+CUDA = 'name = "onnxruntime-cuda"'
 RTX = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.9", "12.0"]'
 
 
 @pytest.mark.parametrize(
     ("case", "backend", "message"),
     [
-        (INT4["gptq_v2, zero points"], 'name = "onnxruntime-cuda"', r"\(gptq\) needs .*got 'onnxruntime-cuda'"),
+        (INT4["gptq_v2, zero points"], CUDA, r"\(gptq\) has weights of 4 bits, for which .*'onnxruntime-cuda'"),
+        (
+            FLOAT8["compressed-tensors, channel, inputs whole"],
+            CUDA,
+            "has weights in float8 beside inputs that are whole",
+        ),
+        (FLOAT8["modelopt"], CUDA, r"needs target.dtype 'bfloat16' on a GPU: .*got 'float16'"),
+        (FLOAT8["modelopt"], CUDA + '\ncache = "linear"', r"needs .*'onnxruntime-cuda' with cache = 'paged'; got"),
         (INT4["gptq_v2, zero points"], RTX, r"\(gptq\) needs weights in float8"),
         (FLOAT8["compressed-tensors, channel, inputs by token"], RTX, "inputs that are whole, or have static scales"),
         (FLOAT8["modelopt"], RTX.replace("8.9", "8.6"), "needs compute capability 8.9 or later; got 8.6 in"),

@@ -8,7 +8,10 @@ from tandemrt.engines.params import StructuredOutputs
 from tandemrt.engines.recipe import Reasoning
 from tandemrt.engines.vocabulary import vocabulary_from_tokenizer
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import WHOLE
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
+from tandemrt.export.read.values import values
 from tandemrt.runtime.grammars.library import GrammarLibrary
 from tools.filler_tokenizer import write_tokenizer
 from tools.random_checkpoint import Dtype, Size
@@ -76,3 +79,15 @@ def test_a_filler_tokenizer_has_every_id_and_serves_grammars(tmp_path):
 def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least 278 ids are needed, got 100"):
         write_tokenizer(tmp_path, 100)
+
+
+def test_products_may_be_stored_in_float8_by_channel(tmp_path):
+    write_pair(tmp_path, Size.SMALL, device="cpu", dtype=Dtype.FLOAT32, acceptance=None, scale=0.1, float8=True)
+    checkpoint = Checkpoint.open(tmp_path / "target")
+    scheme = read_quantization(checkpoint.config, checkpoint.folder).scheme("lm_head")
+    assert (scheme.block, scheme.inputs) == ((1, WHOLE), "token")
+    assert checkpoint.tensors["model.embed_tokens.weight"].dtype == "float32"
+    for name, tensor in checkpoint.tensors.items():
+        if f"{name}_scale" in checkpoint.tensors:
+            assert tensor.dtype == "float8_e4m3fn"
+            assert float(abs(values(tensor).astype("float32")).max()) == 448

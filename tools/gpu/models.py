@@ -33,8 +33,10 @@ prefill_chunk = {chunk}
 """
 
 
-def make_models(folder: Path, size: Size, *, device: str, acceptance: float, temperature: float, window: int) -> None:
-    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU."""
+def make_models(
+    folder: Path, size: Size, *, device: str, acceptance: float, temperature: float, window: int, float8: bool
+) -> None:
+    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``float8``: products so."""
     write_pair(
         folder,
         size,
@@ -43,6 +45,7 @@ def make_models(folder: Path, size: Size, *, device: str, acceptance: float, tem
         acceptance=acceptance,
         temperature=temperature,
         window=window,
+        float8=float8,
     )
 
 

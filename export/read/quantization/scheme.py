@@ -63,6 +63,12 @@ class Quantization:
         """Whether some weights are in 4 bits."""
         return any(scheme.packed for _, scheme in self.rules)
 
+    @property
+    def comes_in_blocks(self) -> bool:
+        """Whether some weights in float8 have scales of blocks, or of blocks of their inputs."""
+        wide = [scheme for _, scheme in self.rules if scheme.weight == "float8_e4m3fn"]
+        return any(each.block[1] != WHOLE or each.block[0] > 1 or each.input_block != WHOLE for each in wide)
+
     def notes(self) -> list[str]:
         """What somebody who builds with the weights as they come should know, a line each."""
         wide = [scheme for _, scheme in self.rules if scheme.weight == "float8_e4m3fn"]

@@ -1,0 +1,96 @@
+"""Products in float8 on the GPU: cuBLASLt through torch, without scales, which is its fastest form at any row count.
+
+Where scales are asked for, a kernel applies them behind it; for a few rows one kernel multiplies and scales.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from tandemrt.plugins.kernels.module import Launch, current_stream, suffix
+from tandemrt.plugins.launch import Call, Context, Tensors
+
+_STEP = 16  # what cuBLASLt wants inputs and outputs to be a multiple of
+_THREADS, _PER_THREAD = 256, 8
+_FEW = 8  # rows that the kernel takes
+_OUTPUTS = 16  # of one of its blocks
+
+
+def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Product":  # noqa: ARG001
+    """See plugins/launch.py."""
+    return Product(tensors)
+
+
+def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
+    """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
+    few = tensors["quantized"].numel() <= _FEW * tensors["weight"].shape[1]
+    return FewRows(context, tensors) if few else ScaledProduct(context, tensors)
+
+
+class FewRows:
+    """A product of at most 8 rows with its scales, bound. Capturable."""
+
+    def __init__(self, context: Context, tensors: Tensors) -> None:
+        _require_sizes(tensors)
+        quantized, weight, product = (tensors[name] for name in ("quantized", "weight", "product"))
+        width, inner = weight.shape
+        kernel = context.module("float8").kernel(f"few_rows_{suffix(product)}")
+        sizes = (np.int32(quantized.numel() // inner), np.int32(width), np.int32(inner))
+        inputs = (quantized, tensors["scales"], weight, tensors["weight_scales"])
+        self._device = product.device
+        self._launch = Launch(kernel, (width // _OUTPUTS, 1, 1), (_THREADS, 1, 1), *inputs, *sizes, product)
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._launch.run(current_stream(self._device))
+
+
+class Product:
+    """A product without its scales, bound: bfloat16 or float32, since sums are too large for float16. Capturable."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        _require_sizes(tensors)
+        quantized, weight, product = (tensors[name] for name in ("quantized", "weight", "product"))
+        width, inner = weight.shape
+        if product.dtype not in (torch.bfloat16, torch.float32):
+            raise ValueError(f"product: bfloat16 or float32 is needed, got {product.dtype}")
+        self._rows = quantized.view(-1, inner)
+        self._weight = weight.view(torch.float8_e4m3fn).t()
+        self._product = product.view(-1, width)
+        self._one = torch.ones(1, dtype=torch.float32, device=weight.device)
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        dtype = self._product.dtype
+        torch._scaled_mm(self._rows, self._weight, self._one, self._one, out_dtype=dtype, out=self._product)
+
+
+class ScaledProduct:
+    """A product and, behind it, a kernel that applies its scales in place, bound. Capturable."""
+
+    def __init__(self, context: Context, tensors: Tensors) -> None:
+        product, scales, weight_scales = (tensors[name] for name in ("product", "scales", "weight_scales"))
+        width = product.shape[-1]
+        kernel = context.module("float8").kernel(f"scale_product_{suffix(product)}")
+        grid = (-(-width // (_PER_THREAD * _THREADS)), product.numel() // width, 1)
+        self._device = product.device
+        self._product = Product(tensors)
+        self._scale = Launch(kernel, grid, (_THREADS, 1, 1), scales, weight_scales, np.int32(width), product)
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._product.run()
+        self._scale.run(current_stream(self._device))
+
+
+def _require_sizes(tensors: Tensors) -> None:
+    """Raise ValueError for a product that does not fit together, or in which no kernel multiplies."""
+    quantized, weight, product = (tensors[name] for name in ("quantized", "weight", "product"))
+    width, inner = weight.shape
+    if quantized.shape[-1] != inner or product.shape[-1] != width or inner % _STEP or width % _STEP:
+        raise ValueError(
+            f"weight: outputs and inputs in multiples of {_STEP} are needed, for quantized "
+            f"{tuple(quantized.shape)} and product {tuple(product.shape)}, got {(width, inner)}"
+        )

@@ -1,0 +1,169 @@
+"""Checkpoints in float8 over a paged cache: products are operators of the project and mean what the weights mean."""
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.export.model.graphs import open_models
+from tandemrt.export.passes.cut import cut
+from tandemrt.plugins.reference.float8 import FLOAT8 as NUMBERS
+from tandemrt.plugins.reference.float8 import quantize_tokens, scaled_product
+from tandemrt.runtime.backends.executor import Executor
+from tests.engine import narrow
+from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
+from tests.engine.test_quantized_checkpoints import FLOAT8, TOKENS
+from tests.makers import tiny_checkpoint, write_recipe
+
+SCALES = ["compressed-tensors, channel, inputs by token", "compressed-tensors, tensor, static inputs", "modelopt"]
+PAGED = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]'
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.floats(1e-30, 1e30))
+def test_a_tokens_numbers_are_its_own_and_lose_a_sixteenth_at_most(seed: int, tokens: int, size: float) -> None:
+    x = (np.random.default_rng(seed).normal(size=(tokens, 32)) * size).astype(np.float32)
+    quantized, scales = quantize_tokens(x)
+    for token in range(tokens):
+        alone = quantize_tokens(x[token])
+        assert alone[0].tobytes() == quantized[token].tobytes()
+        assert alone[1] == scales[token]
+    found = quantized.astype(np.float64) * scales
+    least = scales.astype(np.float64) * 2.0**-10  # half of the smallest number above 0
+    assert (np.abs(found - x) <= np.maximum(np.abs(x) / 16, least) * 1.001).all()
+
+
+def test_a_token_of_zeros_stays_one_and_a_static_scale_bounds_what_is_larger() -> None:
+    quantized, scales = quantize_tokens(np.zeros((2, 16), np.float32))
+    assert not quantized.astype(np.float32).any()
+    assert (scales > 0).all()
+    bounded, given_scale = quantize_tokens(np.array([[1.0, 1e6]]), np.array([0.5]))
+    assert bounded.astype(np.float32).tolist() == [[2.0, 448.0]]
+    assert given_scale.tolist() == [[0.5]]
+
+
+def test_a_product_is_that_of_the_numbers_times_both_scales() -> None:
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(3, 2, 64)), rng.normal(size=(16, 64))
+    (quantized, scales), (narrowed, each) = quantize_tokens(x), quantize_tokens(weight)
+    found = scaled_product(quantized, scales, narrowed.view(np.uint8), each[:, 0])
+    exact = (quantized.astype(float) * scales) @ (narrowed.view(NUMBERS).astype(float) * each).T
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
+    np.testing.assert_allclose(found, x @ weight.T, atol=1.0)
+
+
+@pytest.mark.parametrize("case", SCALES)
+def test_the_graph_and_its_steps_give_the_logits_that_the_checkpoint_means(tmp_path: Path, case: str) -> None:
+    expected = expected_logits(FLOAT8[case].write(tmp_path), TOKENS)
+    steps = Decoder(tmp_path, "paged", 1, open_engine=partial(open_steps, folder=tmp_path))
+    for found in (Decoder(tmp_path, "paged", batch=1)([TOKENS], [0])[0], steps([TOKENS], [0])[0]):
+        # A last bit of an input can fall to the other side of a step of float8, a sixteenth of the value.
+        assert (found - expected).norm() < 0.01 * expected.norm()
+
+
+def test_widths_that_no_product_on_a_gpu_has_are_refused_by_name(tmp_path: Path) -> None:
+    case = FLOAT8[SCALES[0]]
+    make_checkpoint("qwen2", tmp_path, sizes={"intermediate_size": 72})
+    narrow.rewrite(tmp_path, case.config, case.store)
+    with pytest.raises(BadCheckpoint, match=r"mlp\.gate_proj: .* in multiples of 16; it has 64 and 72"):
+        Decoder(tmp_path, "paged", batch=1)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Target and draft in float8, their heads too."""
+    folder, case = tmp_path_factory.mktemp("float8"), FLOAT8[SCALES[0]]
+    config = {**case.config, "ignore": []}
+    sources = [tiny_checkpoint(folder / name, layers=n, seed=1, head_dim=32) for name, n in (("t", 2), ("d", 1))]
+    for source in sources:
+        narrow.rewrite(source, config, case.store, head=True)
+    recipe = write_recipe(folder / "r.toml", target=sources[0], draft=sources[1], backend=PAGED)
+    return Bundle.open(build(Recipe.load(recipe), folder / "bundle").folder)
+
+
+LAYER = [
+    *("scaled_product", "window_attention", "quantize_tokens", "float8_product"),
+    *("quantized_norm", "float8_product", "quantized_swiglu", "float8_product", "quantized_norm"),
+]
+
+
+def test_between_products_stands_one_operator_that_scales_and_rounds(bundle: Bundle) -> None:
+    for name, layers in (("target", 2), ("draft", 1)):
+        decoder = bundle.engine(name).decoder
+        assert decoder is not None
+        assert [step.name for step in decoder.operators] == ["quantize_tokens", *layers * LAYER, "scaled_product"]
+    assert "kernels/float8.sm_90.cubin" in bundle.manifest.kernels
+
+
+def test_what_something_else_reads_keeps_its_scales(tmp_path: Path) -> None:
+    """The last norm stands in front of a head that is whole."""
+    FLOAT8[SCALES[0]].write(tmp_path)
+    cut_up: list[str] = []
+
+    def open_engine(model: ir.Model, contract: Contract) -> Executor:
+        cut_up.extend(step.name for step in cut(model)[1].operators)
+        return open_steps(model, contract, tmp_path)
+
+    Decoder(tmp_path, "paged", 1, open_engine=open_engine)
+    assert cut_up == ["quantize_tokens", *LAYER, *LAYER[:-2], "scaled_product"]
+
+
+def test_rounds_speculate_invisibly(bundle: Bundle) -> None:
+    texts, accepted = [], 0
+    for window in (0, 4):
+        with LLM(bundle.folder, device="cpu", threads=1, window=window) as llm:
+            outputs = llm.generate(["json", "long " * 9], SamplingParams(temperature=0.8, seed=3, max_tokens=16))
+            texts.append([output.token_ids for output in outputs])
+            accepted += sum(output.speculation.num_accepted_draft_tokens for output in outputs)
+    assert texts[0] == texts[1]
+    assert accepted > 0
+
+
+def test_a_bundle_of_whole_weights_has_no_kernels_of_float8(tmp_path: Path) -> None:
+    target = tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32)
+    recipe = write_recipe(tmp_path / "r.toml", target=target, backend=PAGED)
+    kernels = build(Recipe.load(recipe), tmp_path / "out").manifest.kernels
+    assert not [file for file in kernels if "float8" in file]
+    assert "kernels/swiglu.sm_90.cubin" in kernels
+
+
+def test_gpus_without_float8_alone_are_refused_before_anything_is_built(tmp_path: Path) -> None:
+    target, case = tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32), FLOAT8[SCALES[0]]
+    narrow.rewrite(target, case.config, case.store)
+    for wanted, refused in ((["8.0", "8.6"], True), (["8.6", "9.0"], False)):
+        backend = f'name = "onnxruntime-cuda"\ncompute_capabilities = {json.dumps(wanted)}'
+        recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=backend))
+        if not refused:
+            open_models(recipe)
+            continue
+        with pytest.raises(BadRecipe, match=r"needs compute capability 8\.9 or later; got 8\.0, 8\.6 in"):
+            open_models(recipe)
+
+
+def test_scales_of_blocks_become_one_per_output_and_the_build_says_what_that_changed(tmp_path: Path) -> None:
+    target, case = tiny_checkpoint(tmp_path / "t", layers=1, hidden=256, head_dim=32), FLOAT8["fp8, block"]
+    meant = narrow.rewrite(target, case.config, case.store)
+    report = build(Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=PAGED)), tmp_path / "out")
+    [note] = report.notes
+    found = re.fullmatch(r"target: scales of blocks became one per output, .* by ([\d.]+)% .*, .* one per token", note)
+    assert found is not None
+    assert 0.5 < float(found[1]) < 4
+    tensors = load_file(tmp_path / "out" / "target" / "model.safetensors")
+    for module, weight in meant.items():
+        restored = tensors[f"{module}.weight"].float() * tensors[f"{module}.weight_scale"]
+        assert (restored - weight).norm() < 0.04 * weight.norm()
+        assert f"{module}.weight_scale_inv" not in tensors
+    with LLM(tmp_path / "out", device="cpu", threads=1) as llm:
+        assert llm.generate("x", SamplingParams(max_tokens=4)).finish_reason != "error"

@@ -1,0 +1,88 @@
+"""Checkpoints in float8 on a CUDA device: logits, texts with speculation on and off, and GPUs that are refused."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandemrt import LLM
+from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.plugins.faces import launcher
+from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.plugins.launch import Context
+from tests.engine import narrow
+from tests.engine.decoding import Decoder, expected_logits, open_steps
+from tests.engine.test_quantized_checkpoints import FLOAT8
+from tests.engine.test_scaled_products import SCALES
+from tests.gpu.here import compute_capabilities
+from tests.gpu.rounds import EVEN, MIXED, drive, first_difference, paged, told
+from tests.makers import tiny_checkpoint, write_recipe
+
+CAPACITY = 170
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kernels")
+    compile_kernels(compute_capabilities(), folder, names=["attention", "swiglu", "float8"], head_dims=[64])
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", SCALES)
+def test_logits_are_those_that_the_checkpoint_means(tmp_path: Path, kernels: Path, case: str, dtype: str) -> None:
+    """Chunks of many rows, windows of few."""
+    open_engine = partial(open_steps, folder=tmp_path, device=torch.device("cuda", 0), kernels=kernels)
+    model = FLOAT8[case].write(tmp_path)
+    texts = [torch.randint(0, 61, (120,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(2)]
+    expected = [expected_logits(model, text) for text in texts]
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        decode = Decoder(tmp_path, "paged", 2, dtype, CAPACITY, device="cuda", open_engine=open_engine)
+        start = 0
+        for query in (50, 3, 1, 6, 20):
+            found = decode([text[start : start + query] for text in texts], [start, start])
+            wanted = torch.stack([logits[start : start + query] for logits in expected])
+            # A sum that is rounded in another way makes a number of float8 another one, a sixteenth away.
+            assert (found - wanted).norm() < 0.06 * wanted.norm()
+            start += query
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Target and draft in float8, their heads too."""
+    folder, case = tmp_path_factory.mktemp("bundle"), FLOAT8[SCALES[0]]
+    sources = [tiny_checkpoint(folder / name, layers=n, seed=1, head_dim=32) for name, n in (("t", 2), ("d", 1))]
+    for source in sources:
+        narrow.rewrite(source, {**case.config, "ignore": []}, case.store, head=True)
+    write_recipe(folder / "r.toml", target=sources[0], draft=sources[1], backend=paged(), dtype="bfloat16")
+    return build(Recipe.load(folder / "r.toml"), folder / "bundle").folder
+
+
+def test_cuda_graphs_change_no_token(bundle: Path) -> None:
+    found = []
+    for cuda_graphs in (True, False):
+        with LLM(bundle, device="cuda", cuda_graphs=cuda_graphs) as llm:
+            found.append(told(drive(llm, MIXED)))
+    assert found[0] == found[1]
+
+
+def test_windows_are_compared_with_plain_decoding(bundle: Path) -> None:
+    """They may round differently, and then the texts of noise part: reported, and not at once."""
+    found = []
+    for window in (0, 4):
+        with LLM(bundle, device="cuda", window=window) as llm:
+            found.append(drive(llm, EVEN))
+    parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(*found, strict=True)]
+    print(f"texts part at {parted}")
+    assert all(at is None or at > 0 for at in parted)
+
+
+def test_a_gpu_without_float8_is_refused(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = Context(torch.device("cuda", 0), kernels)
+    launcher("scaled_product", context)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 6))
+    with pytest.raises(BackendUnavailable, match=r"scaled_product needs compute capability 8\.9 or later, .* has 8\.6"):
+        launcher("scaled_product", context)
