@@ -26,6 +26,7 @@ MOST_BIASES = 1024  # tokens that one request may bias
 MOST_STOPS = 256  # stop strings of one request, and its bad words
 MOST_STOP_CHARACTERS = 8192  # of all of them together
 MOST_TOKEN_IDS = 1 << 18  # in one list: no vocabulary has more
+MOST_OUTPUTS = 128  # of one prompt
 
 
 def _by_token(value: Any) -> Any:
@@ -91,6 +92,8 @@ class SamplingParams(Section):
     A draft model draws its tokens as the rule has it (``draft_sampling``): ``"coupled"`` to the target's own noise, or
     ``"probabilistic"``, with noise of its own and its probabilities kept, under ``"rejection"``. With ``"greedy"``, and
     below the temperature ``draft_greedy_below``, it takes its likeliest token, under either rule.
+
+    Of ``n`` outputs the one at index i is that of a request of its own with the seed ``seed`` + i (modulo 2^64).
     """
 
     model_config = ConfigDict(strict=False)  # lists for tuples; numbers are strict where it matters
@@ -123,6 +126,8 @@ class SamplingParams(Section):
     # Of each token of the output, and of so many likeliest ones beside it; None: of none.
     logprobs: Annotated[Annotated[int, Field(strict=True, ge=0, le=20)] | None, BeforeValidator(_not_asked)] = None
     logprobs_law: Literal["sampled", "raw"] = "sampled"
+
+    n: Annotated[int, Field(strict=True, ge=1, le=MOST_OUTPUTS)] = 1  # outputs of the prompt, see below
 
     priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] = 0  # in the queue; lower comes first
 

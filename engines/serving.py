@@ -89,7 +89,6 @@ BUNDLED = _scalar("sampling_parameters", "BYTES", "any sampling parameters as on
 OFF: Mapping[str, tuple[Any, ...]] = {
     "beam_width": (1,),
     "best_of": (1,),
-    "n": (1,),
     "num_return_sequences": (1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),

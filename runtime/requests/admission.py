@@ -68,8 +68,11 @@ class Admission:
         )
         self._options = options
 
-    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> Waiting:
-        """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
+    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> list[Waiting]:
+        """Return requests ready for the queue, one for each output; their grammar may still be compiling.
+
+        They have one ``listener``, which tells them apart by StreamOutput.index. Raises BadRequest.
+        """
         if not isinstance(params, SamplingParams):
             raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
         called = time.monotonic()
@@ -87,35 +90,53 @@ class Admission:
                 f"{quoted(params.max_tokens)}; ask for at most {room} or build the bundle with a larger limits.length"
             )
         require_fit(params, self._bundle.manifest, self._window)
+        if params.n > (most := self._options.queue_limit + limits.batch):
+            raise BadRequest(
+                f"n: slots ({limits.batch}) and queue must hold all outputs of a prompt, {most} in all, received "
+                f"{params.n}; ask for fewer or raise queue_limit"
+            )
         max_tokens = room if params.max_tokens is None else params.max_tokens
-        request = Request(
-            ids,
-            params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
-            max_tokens=max_tokens,
-            window=self._window if params.window is None else params.window,
-            greedy_drafts=self._drafts_greedily(params),
-            client=client,
-            listener=listener,
-            called=called,
-        )
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        requests = [
+            Request(
+                ids,
+                params,
+                seed=(seed + index) % 2**64,
+                max_tokens=max_tokens,
+                window=self._window if params.window is None else params.window,
+                greedy_drafts=self._drafts_greedily(params),
+                client=client,
+                listener=listener,
+                called=called,
+                index=index,
+            )
+            for index in range(params.n)
+        ]
+        requests[0].others = requests[1:]
+        return [self._waiting(request, requests[0]) for request in requests]
+
+    def close(self) -> None:
+        """Let the compiler's threads end, and the processes."""
+        self._grammars.close()
+        self._processes.close()
+
+    def _waiting(self, request: Request, first: Request) -> Waiting:
+        params, hashes = request.params, self._hashes(request.prompt, request.params.cache_salt)
+        # Only what others can find is worth waiting for.
+        shares = hashes is not None and len(request.prompt) - 1 - hashes.behind >= BLOCK_SIZE
         return Waiting(
             request,
-            self._enforcement(ids, params, max_tokens, client),
+            self._enforcement(request.prompt, params, request.max_tokens, request.client),
             Transcript(
                 self._tokenizer.backend,
                 params.stop,
                 include_stop=params.include_stop_str_in_output,
                 skip_special=params.skip_special_tokens,
             ),
-            Penalties.of(ids, params),
-            self._hashes(ids, params.cache_salt),
+            Penalties.of(request.prompt, params),
+            hashes,
+            leader=first if shares and request is not first else None,
         )
-
-    def close(self) -> None:
-        """Let the compiler's threads end, and the processes."""
-        self._grammars.close()
-        self._processes.close()
 
     def _drafts_greedily(self, params: SamplingParams) -> bool:
         draft = self._bundle.draft

@@ -54,6 +54,7 @@ class Request:
         client: str = "",
         listener: Listener,
         called: float | None = None,
+        index: int = 0,
     ) -> None:
         self.prompt = list(prompt)
         self.params = params
@@ -63,6 +64,9 @@ class Request:
         self.greedy_drafts = greedy_drafts
         self.client = client  # whose it is, for fair turns; "": nobody said
         self.trace: Trace | None = None  # what its rounds did, where somebody follows it
+        self.index = index  # of the prompt's outputs
+        self.others: Sequence[Request] = ()  # of the first: what else was queued for its prompt
+        self.prompt_known = False  # whether others find of its prompt in the caches what they ever will
         self.rule = Rule[params.rule.upper()]
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
         self.filters = params.temperature > 0 and filters  # what Engine.bind calls so
@@ -144,6 +148,7 @@ class Request:
             error=named(failure) if error is None and failure is not None else error,
             grammar_engine=self.grammar_engine,
             logprobs=logprobs,
+            index=self.index,
         )
 
     def tell(self, item: StreamOutput) -> None:

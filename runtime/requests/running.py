@@ -177,7 +177,7 @@ class Running:
         self._told += len(tokens)
         if tokens or request.finished:
             told = self.logprobs(self._told - len(tokens), self._told)
-            request.tell(StreamOutput(self._transcript.take(), tokens, request.output, told))
+            request.tell(StreamOutput(self._transcript.take(), tokens, request.output, told, request.index))
 
     def logprobs(self, begin: int, end: int) -> list[TokenLogprobs] | None:
         """Those of output tokens [begin, end); None if the request asks for none."""

@@ -152,7 +152,7 @@ class Committer:
             self._tell(running.request)  # without a text, where that is what raises
 
     def _tell(self, request: Request) -> None:
-        request.tell(StreamOutput(Delta(), [], request.output))
+        request.tell(StreamOutput(Delta(), [], request.output, index=request.index))
 
     def _count(self, request: Request) -> None:
         reason = request.finish_reason or ""

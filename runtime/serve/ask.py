@@ -119,8 +119,6 @@ def _with_logprobs(body: Mapping[str, Any]) -> Mapping[str, Any]:
 def _ask(fields: CommonFields, prompt: Prompt, params: SamplingParams, calls: tools.Spelling | None = None) -> Ask:
     if fields.stream_options is not None and not fields.stream:
         raise BadRequest("stream_options: must come with stream true; leave it out")
-    if params.logprobs is not None and (fields.stream or calls is not None):
-        raise BadRequest("logprobs: come with whole answers in text, not with stream true or tools; leave one out")
     return Ask(
         model=fields.model,
         prompt=prompt,
