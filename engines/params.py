@@ -189,7 +189,7 @@ def _given(record: Record, deep: bool) -> dict[str, Any]:
 
 
 class StructuredOutputs(Record):
-    """The shape an answer must have: exactly one of the five kinds. Anything else raises BadRequest.
+    """The shape an answer must have: exactly one of the six kinds. Anything else raises BadRequest.
 
     Attributes:
         json: a JSON schema (draft 2020-12), as an object or as text.
@@ -197,6 +197,8 @@ class StructuredOutputs(Record):
         regex: a regular expression for the whole answer.
         choice: the answers to choose from.
         grammar: an EBNF grammar with a rule ``root``.
+        structural_tag: free text in which tags begin, and what each of them holds, as an object or as text; both forms
+            of xgrammar (docs/structured.md).
         disable_any_whitespace: JSON in one fixed layout instead of with any whitespace.
         validate_output: accept schemas with keywords that a grammar cannot enforce, and check the finished text.
         engine: the grammar engine; None: the first that holds the kind to the letter (docs/structured.md).
@@ -209,6 +211,7 @@ class StructuredOutputs(Record):
     regex: Text | None = None
     choice: tuple[Text, ...] | None = None
     grammar: Text | None = None
+    structural_tag: dict[str, Any] | StrictStr | None = None
     disable_any_whitespace: StrictBool = False
     validate_output: StrictBool = False
     engine: Literal["llguidance", "xgrammar"] | None = None
@@ -223,11 +226,25 @@ class StructuredOutputs(Record):
         """Return a copy in which ``update`` takes the place of values. Raises BadRequest as the constructor does."""
         return StructuredOutputs(**{**_given(self, deep), **(update or {})})
 
+    @property
+    def kind(self) -> str:
+        """Which of the kinds it is."""
+        return next(kind for kind, value in self._kinds().items() if value is not None)
+
+    def _kinds(self) -> dict[str, Any]:
+        return {
+            "json": self.json_schema,
+            "json_object": self.json_object,
+            "regex": self.regex,
+            "choice": self.choice,
+            "grammar": self.grammar,
+            "structural_tag": self.structural_tag,
+        }
+
     @model_validator(mode="after")
     def _one_kind(self) -> "StructuredOutputs":
-        kinds = ("json", "json_object", "regex", "choice", "grammar")
-        values = (self.json_schema, self.json_object, self.regex, self.choice, self.grammar)
-        named = [kind for kind, value in zip(kinds, values, strict=True) if value is not None]
+        kinds = self._kinds()
+        named = [kind for kind, value in kinds.items() if value is not None]
         if len(named) != 1:
             raise refuse(f"exactly one of {', '.join(kinds)} must be given, got {' and '.join(named) or 'none'}")
         if self.json_object is False:

@@ -71,8 +71,8 @@ def read_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def read_chat(body: Mapping[str, Any]) -> Ask:
-    """Read a request to /v1/chat/completions. Raises BadRequest."""
+def read_chat(body: Mapping[str, Any], templates: Mapping[str, str]) -> Ask:
+    """Read a request to /v1/chat/completions; ``templates`` are the model's chat templates. Raises BadRequest."""
     fields, sampling = _split(_with_logprobs(body), ChatFields)
     if fields.max_completion_tokens is not None:
         if sampling.get("max_tokens", fields.max_completion_tokens) != fields.max_completion_tokens:
@@ -81,7 +81,7 @@ def read_chat(body: Mapping[str, Any]) -> Ask:
                 f"{quoted(sampling['max_tokens'])}; send one"
             )
         sampling["max_tokens"] = fields.max_completion_tokens
-    offered = tools.read(fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
+    offered = tools.read(fields.tools, fields.tool_choice, templates, parallel=fields.parallel_tool_calls)
     shapes = {
         "response_format": _shape(fields.response_format),
         "structured_outputs": sampling.pop("structured_outputs", None),
@@ -95,7 +95,7 @@ def read_chat(body: Mapping[str, Any]) -> Ask:
     return _ask(fields, chat, params, offered.spelling)
 
 
-def read_completion(body: Mapping[str, Any]) -> Ask:
+def read_completion(body: Mapping[str, Any], _templates: Mapping[str, str]) -> Ask:
     """Read a request to /v1/completions. Raises BadRequest."""
     fields, sampling = _split(body, CompletionFields)
     prompt = fields.prompt

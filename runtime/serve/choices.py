@@ -78,8 +78,10 @@ class ChatChoice(TextChoice):
     def _message(self, output: RequestOutput) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
         if self._calls is not None:
-            self._calls.add(output.text)
-            message |= {"content": None, "tool_calls": [_call(each) for each in self._calls.whole]}
+            told = self._calls.add(output.text, last=True)
+            message["content"] = "".join(each for each in told if isinstance(each, str)) or None
+            if self._calls.whole or self._calls.spelling.form is None:  # nothing but calls
+                message["tool_calls"] = [_call(each) for each in self._calls.whole]
         return {"index": self._index, "message": message | _reasoning(output.reasoning), "logprobs": None}
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -91,11 +93,15 @@ class ChatChoice(TextChoice):
         return {"content": content, "refusal": None}
 
     def _choices(self, piece: Piece) -> list[dict[str, Any]]:
-        if self._calls is None or not piece.text:
+        if self._calls is None:
             return super()._choices(piece)
-        calls = [{"index": each.index, **_call(each)} for each in self._calls.add(piece.text)]
-        reasoning = [self._choice("", piece.reasoning)] if piece.reasoning else []
-        return reasoning + [self._delta({"tool_calls": [call]}) for call in calls]
+        choices = [self._choice("", piece.reasoning)] if piece.reasoning else []
+        for each in self._calls.add(piece.text, last=piece.output is not None):
+            if isinstance(each, str):
+                choices.append(self._choice(each, ""))
+            else:
+                choices.append(self._delta({"tool_calls": [{"index": each.index, **_call(each)}]}))
+        return choices
 
     def _choice(self, text: str, reasoning: str) -> dict[str, Any]:
         return self._delta(_reasoning(reasoning) | ({"content": text} if text else {}))
