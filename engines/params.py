@@ -93,6 +93,10 @@ class SamplingParams(Section):
     ``"probabilistic"``, with noise of its own and its probabilities kept, under ``"rejection"``. With ``"greedy"``, and
     below the temperature ``draft_greedy_below``, it takes its likeliest token, under either rule.
 
+    ``rule="synthetic"`` is for benchmarks alone: of the drafted tokens it accepts as many as make
+    ``synthetic_acceptance_length`` tokens per round in the mean, whatever the target says, as far as constraints allow
+    them. It needs the option ``synthetic_rule`` of the runtime.
+
     Of ``n`` outputs the one at index i is that of a request of its own with the seed ``seed`` + i (modulo 2^64).
     """
 
@@ -133,7 +137,8 @@ class SamplingParams(Section):
 
     cache_salt: Text | None = None  # only requests with the same salt reuse each other's keys and values
 
-    rule: Literal["coupled", "rejection"] = "coupled"
+    rule: Literal["coupled", "rejection", "synthetic"] = "coupled"
+    synthetic_acceptance_length: Number | None = Field(None, ge=1.0, le=17.0)  # tokens per round, see below
     draft_sampling: Literal["greedy", "probabilistic", "coupled"] | None = None  # None: the bundle's
     draft_greedy_below: Number | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)  # a temperature
     window: Count | None = None  # drafted tokens per round, at most the engine's; 0 switches speculation off
@@ -168,12 +173,19 @@ class SamplingParams(Section):
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             most, least = quoted(self.max_tokens), quoted(self.min_tokens)
             raise refuse(f"min_tokens must be at most max_tokens ({most}); got {least}")
-        drawn = {"coupled": "coupled", "rejection": "probabilistic"}[self.rule]
+        drawn = "probabilistic" if self.rule == "rejection" else "coupled"
         if self.draft_sampling not in (None, "greedy", drawn):
             raise refuse(
                 f"draft_sampling must be greedy or {drawn} under the rule {self.rule}; got {self.draft_sampling}. "
                 "Leave it out, or choose the other rule"
             )
+        if (self.rule == "synthetic") != (self.synthetic_acceptance_length is not None):
+            raise refuse(
+                "synthetic_acceptance_length must come with the rule synthetic and the rule with it; got rule "
+                f"{self.rule} and {quoted(self.synthetic_acceptance_length)}"
+            )
+        if self.rule == "synthetic" and self.logprobs is not None:
+            raise refuse("logprobs must not be asked for under the rule synthetic, whose tokens have no law")
         if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.banned_token_ids):
             raise refuse("allowed_token_ids must leave a token that banned_token_ids does not ban")
         return self

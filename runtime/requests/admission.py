@@ -90,6 +90,11 @@ class Admission:
                 f"{quoted(params.max_tokens)}; ask for at most {room} or build the bundle with a larger limits.length"
             )
         require_fit(params, self._bundle.manifest, self._window)
+        if params.rule == "synthetic" and not self._options.synthetic_rule:
+            raise BadRequest(
+                "rule: synthetic accepts drafts whatever the target says, which is for benchmarks and is switched off "
+                "here; open the bundle with synthetic_rule"
+            )
         if params.n > (most := self._options.queue_limit + limits.batch):
             raise BadRequest(
                 f"n: slots ({limits.batch}) and queue must hold all outputs of a prompt, {most} in all, received "

@@ -13,7 +13,7 @@ class Speculation:
     """How drafting went for one request, in the shape load tools read.
 
     A step is one verified round. ``acceptance_histogram[n]`` counts the steps in which n drafted tokens were
-    accepted and kept; the token that verification adds itself is not counted.
+    accepted and kept; the token that verification adds itself is not counted. ``synthetic``: whatever the target said.
     """
 
     window: int
@@ -21,6 +21,7 @@ class Speculation:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
+    synthetic: bool = False
 
     def __post_init__(self) -> None:
         self.acceptance_histogram = self.acceptance_histogram or [0] * (self.window + 1)
@@ -36,6 +37,7 @@ class Speculation:
             acceptance_histogram=[
                 sum(counts) for counts in zip(*(each.acceptance_histogram for each in records), strict=True)
             ],
+            synthetic=records[0].synthetic,
         )
 
     @property
@@ -69,6 +71,7 @@ class Speculation:
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_draft_tokens": self.num_accepted_draft_tokens,
             "num_spec_tokens": self.window,
+            **({"synthetic": True} if self.synthetic else {}),
         }
 
 
