@@ -131,6 +131,11 @@ class SamplingParams(Section):
     logprobs: Annotated[Annotated[int, Field(strict=True, ge=0, le=20)] | None, BeforeValidator(_not_asked)] = None
     logprobs_law: Literal["sampled", "raw"] = "sampled"
 
+    # Of each token of the prompt but the first, likewise; None: of none.
+    prompt_logprobs: Annotated[Annotated[int, Field(strict=True, ge=0, le=20)] | None, BeforeValidator(_not_asked)] = (
+        None
+    )
+
     n: Annotated[int, Field(strict=True, ge=1, le=MOST_OUTPUTS)] = 1  # outputs of the prompt, see below
 
     priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] = 0  # in the queue; lower comes first

@@ -53,6 +53,7 @@ OUTPUTS = (
     _scalar("seed", "UINT64", "the seed that was used; on the last response"),
     _scalar("speculation", "BYTES", "how drafting went, in the shape load tools read; on the last one", is_json=True),
     _scalar("logprobs", "BYTES", "of all tokens, if asked for: token, logprob, top; on the last one", is_json=True),
+    _scalar("prompt_logprobs", "BYTES", "the same of the prompt's tokens but the first", is_json=True),
 )
 
 PROMPTS = (
@@ -95,7 +96,6 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "length_penalty": (1,),
     "top_logprobs": (0,),
-    "prompt_logprobs": (0,),
     "return_log_probs": (False,),
     "return_cumulative_logprob": (False,),
     "return_context_logits": (False,),

@@ -150,7 +150,7 @@ class LLM:
         request = queued[0].request
         self._worker.submit(*queued, block=False)
         try:
-            left = len(queued)
+            left = sum(not waiting.request.scores for waiting in queued)
             while left:
                 item = await queue.get()
                 failure = queued[item.index].request.failure
@@ -254,7 +254,8 @@ class LLM:
         queued = self._admission.admit(prompt, params or SamplingParams(), listener, client=client)
         if self.recorder is not None:
             for waiting in queued:
-                self.recorder.follow(waiting.request)
+                if not waiting.request.scores:
+                    self.recorder.follow(waiting.request)
         return queued
 
 

@@ -25,6 +25,7 @@ from tandemrt.runtime.processes.pool import ProcessPool
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, PromptReader
 from tandemrt.runtime.requests.request import Listener, Request
+from tandemrt.runtime.requests.scoring import PromptScores, Replay
 from tandemrt.runtime.requests.share import GrammarShare
 from tandemrt.runtime.requests.text import Transcript
 from tandemrt.runtime.requests.waiting import Enforcement, Waiting
@@ -95,13 +96,16 @@ class Admission:
                 "rule: synthetic accepts drafts whatever the target says, which is for benchmarks and is switched off "
                 "here; open the bundle with synthetic_rule"
             )
-        if params.n > (most := self._options.queue_limit + limits.batch):
+        scored = params.prompt_logprobs is not None and len(ids) > 1
+        if params.n + scored > (most := self._options.queue_limit + limits.batch):
             raise BadRequest(
-                f"n: slots ({limits.batch}) and queue must hold all outputs of a prompt, {most} in all, received "
-                f"{params.n}; ask for fewer or raise queue_limit"
+                f"n: slots ({limits.batch}) and queue must hold all outputs of a prompt, {most - scored} in all"
+                f"{' beside the pass for prompt_logprobs' if scored else ''}, received {params.n}; ask for fewer or "
+                "raise queue_limit"
             )
         max_tokens = room if params.max_tokens is None else params.max_tokens
         seed = secrets.randbits(64) if params.seed is None else params.seed
+        scores = None if params.prompt_logprobs is None else PromptScores(listener, pending=scored)
         requests = [
             Request(
                 ids,
@@ -111,14 +115,18 @@ class Admission:
                 window=self._window if params.window is None else params.window,
                 greedy_drafts=self._drafts_greedily(params),
                 client=client,
-                listener=listener,
+                listener=listener if scores is None else scores.listen,
                 called=called,
                 index=index,
             )
             for index in range(params.n)
         ]
-        requests[0].others = requests[1:]
-        return [self._waiting(request, requests[0]) for request in requests]
+        queued = [self._waiting(request, requests[0]) for request in requests]
+        if scores is not None:
+            scores.requests = requests
+            queued += [self._scoring(requests[0], scores, called)] if scored else []
+        requests[0].others = [waiting.request for waiting in queued[1:]]
+        return queued
 
     def close(self) -> None:
         """Let the compiler's threads end, and the processes."""
@@ -142,6 +150,43 @@ class Admission:
             hashes,
             leader=first if shares and request is not first else None,
         )
+
+    def _scoring(self, first: Request, scores: PromptScores, called: float) -> Waiting:
+        """The pass over the prompt of ``first``, of two tokens or more (see scoring.py)."""
+        asked, prompt = first.params, first.prompt
+        params = SamplingParams(
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            min_p=asked.min_p,
+            logprobs=asked.prompt_logprobs,
+            logprobs_law=asked.logprobs_law,
+            priority=asked.priority,
+            timeout_s=asked.timeout_s,
+        )
+        request = Request(
+            prompt[:1],
+            params,
+            seed=first.seed,
+            max_tokens=len(prompt) - 1,
+            window=first.window,
+            greedy_drafts=True,
+            client=first.client,
+            listener=lambda item: scores.hear(request, item),
+            called=called,
+            scores=True,
+        )
+        replayed = Constraint(
+            self._bundle.vocab,
+            (),
+            prompt=prompt[:1],
+            grammar=Replay(prompt[1:]),
+            max_tokens=len(prompt) - 1,
+            valid_tokens=self._bundle.valid_tokens,
+        )
+        ready: Future[Enforcement] = Future()
+        ready.set_result(Enforcement(replayed))
+        return Waiting(request, ready, Transcript(self._tokenizer.backend), None)
 
     def _drafts_greedily(self, params: SamplingParams) -> bool:
         draft = self._bundle.draft

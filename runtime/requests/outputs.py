@@ -99,6 +99,7 @@ class RequestOutput:
     error: str | None = None
     grammar_engine: str | None = None  # what held a structured output
     logprobs: list[TokenLogprobs] | None = None  # of token_ids, if they were asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt_token_ids[1:], likewise
     index: int = 0  # which of the prompt's outputs it is
     others: "tuple[RequestOutput, ...]" = ()  # of the first: the prompt's other outputs, where n asked for them
 

@@ -55,6 +55,7 @@ class Request:
         listener: Listener,
         called: float | None = None,
         index: int = 0,
+        scores: bool = False,
     ) -> None:
         self.prompt = list(prompt)
         self.params = params
@@ -65,6 +66,7 @@ class Request:
         self.client = client  # whose it is, for fair turns; "": nobody said
         self.trace: Trace | None = None  # what its rounds did, where somebody follows it
         self.index = index  # of the prompt's outputs
+        self.scores = scores  # whether its output is what another one's prompt was, to be scored
         self.others: Sequence[Request] = ()  # of the first: what else was queued for its prompt
         self.prompt_known = False  # whether others find of its prompt in the caches what they ever will
         self.synthetic = params.synthetic_acceptance_length  # what verification is told is no rule of its own

@@ -105,9 +105,10 @@ class Committer:
         if logits is None:
             return []
         rows, words = verified.round.window + 1, self._buffers.words
+        request = verified.round.rows[slot].request
         masks = self._buffers.bitmask.host_view(verified.round.batch, rows, words)[slot].numpy()
         on_host = logits.cpu().to(torch.float32).numpy()
-        return token_logprobs(on_host, masks, emitted, verified.round.rows[slot].request.params)
+        return token_logprobs(on_host, None if request.scores else masks, emitted, request.params)
 
     def _take(
         self, running: Running, emitted: list[int], drafted: int, logprobs: Callable[[], list[TokenLogprobs]]

@@ -34,23 +34,32 @@ class TextChoice:
         choice = self._message(output)
         if output.logprobs is not None:
             choice["logprobs"] = self._logprobs(output.logprobs)
-        return choice | _end(output, called=self._called)
+        return choice | self._end(output)
 
     def added(self, piece: Piece) -> list[dict[str, Any]]:
         """What ``piece`` adds, the end with the last one; nothing where no text became certain."""
         choices = self._choices(piece)
         self._held += piece.logprobs
         if piece.output is not None:
-            end = _end(piece.output, called=self._called)
+            end = self._end(piece.output)
             choices = [*choices[:-1], {**choices[-1], **end}] if choices else [self._choice("", "") | end]
         if choices and self._held:
             choices[0]["logprobs"] = self._logprobs(self._held)
             self._held = []
         return choices
 
-    @property
-    def _called(self) -> bool:
-        return self._calls is not None and bool(self._calls.whole)
+    def _end(self, output: RequestOutput) -> dict[str, Any]:
+        end = _end(output, called=self._calls is not None and bool(self._calls.whole))
+        if output.prompt_logprobs is not None:  # as vLLM has them
+            end["prompt_logprobs"] = [None, *map(self._by_token, output.prompt_logprobs)]
+        return end
+
+    def _by_token(self, logprob: TokenLogprobs) -> dict[str, Any]:
+        listed = dict([*logprob.top, (logprob.token, logprob.logprob)])
+        return {
+            str(token): {"logprob": _finite(each), "decoded_token": self._spell(token)}
+            for token, each in listed.items()
+        }
 
     def _message(self, output: RequestOutput) -> dict[str, Any]:
         return self._choice(output.text, output.reasoning)

@@ -211,6 +211,8 @@ def _summary(output: RequestOutput) -> dict[str, Any]:
         summary["stop_reason"] = str(output.stop_reason)
     if output.logprobs is not None:
         summary["logprobs"] = json.dumps([each.to_json() for each in output.logprobs])
+    if output.prompt_logprobs is not None:
+        summary["prompt_logprobs"] = json.dumps([each.to_json() for each in output.prompt_logprobs])
     if output.error is not None:
         summary["constraint_error"] = output.error
     return summary

@@ -238,3 +238,17 @@ def test_each_of_several_outputs_is_that_of_its_seed(client: openai.OpenAI, llm:
     assert (last.choices, last.usage.completion_tokens) == ([], answer.usage.completion_tokens)
     texts = [choice.text for choice in client.completions.create(model="demo", prompt="x", n=2, max_tokens=5).choices]
     assert len(texts) == 2
+
+
+def test_a_prompts_logprobs_come_with_the_end_of_a_choice_as_vllm_has_them(served: Served, llm: LLM) -> None:
+    asked = {"prompt": "Please send", "prompt_logprobs": 1, "max_tokens": 3, "seed": 1}
+    output = llm.generate("Please send", SamplingParams(prompt_logprobs=1, max_tokens=3, seed=1))
+    whole = served.ask("/v1/completions", asked)[1]["choices"][0]["prompt_logprobs"]
+    connection = served.send("/v1/completions", asked | {"stream": True})
+    *chunks, last = (chunk["choices"][0] for chunk in events(connection.getresponse()))
+    connection.close()
+    assert last["prompt_logprobs"] == whole
+    assert not any("prompt_logprobs" in chunk for chunk in chunks)
+    assert whole[0] is None
+    told = [each[str(token)]["logprob"] for each, token in zip(whole[1:], output.prompt_token_ids[1:], strict=True)]
+    assert told == [each.logprob for each in output.prompt_logprobs or ()]
