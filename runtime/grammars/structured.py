@@ -42,7 +42,8 @@ def read(structured: StructuredOutputs, elsewhere: Elsewhere | None = None) -> t
     spaced = not structured.disable_any_whitespace
     if structured.json_schema is not None:
         text = json.dumps(schema_of(structured.json_schema))
-        held, dialect = _held(text, structured.validate_output, elsewhere)
+        asked = structured.validate_output, structured.disable_additional_properties
+        held, dialect = _held(text, *asked, elsewhere)
         check = OutputCheck(text, dialect) if structured.validate_output else None
         return Source("json", held, engine, spaced), check
     if structured.json_object:
@@ -59,15 +60,15 @@ def read(structured: StructuredOutputs, elsewhere: Elsewhere | None = None) -> t
     return Source("grammar", _choice_grammar(structured.choice), engine), None
 
 
-def _held(text: str, loose: bool, elsewhere: Elsewhere | None) -> tuple[str, str]:
+def _held(text: str, loose: bool, closed: bool, elsewhere: Elsewhere | None) -> tuple[str, str]:
     """As ``held_json``, here where that is quick."""
     try:
         if elsewhere is not None and len(text) > QUICK_CHARACTERS:
             raise NotQuick
-        return held_json(text, loose=loose, quick=elsewhere is not None)
+        return held_json(text, loose, closed, quick=elsewhere is not None)
     except NotQuick:
         assert elsewhere is not None
-        return elsewhere(held_json, text, loose)
+        return elsewhere(held_json, text, loose, closed)
 
 
 def _tags(given: dict[str, Any] | str, elsewhere: Elsewhere | None) -> str:
@@ -75,15 +76,15 @@ def _tags(given: dict[str, Any] | str, elsewhere: Elsewhere | None) -> str:
     found = structural_tag.read(schema_of(given, kind="structural_tag"))
 
     def held(schema: Any) -> Any:
-        return json.loads(_held(json.dumps(schema), False, elsewhere)[0])
+        return json.loads(_held(json.dumps(schema), False, True, elsewhere)[0])
 
     return json.dumps(structural_tag.with_schemas(found, held))
 
 
-def held_json(schema: str, loose: bool, quick: bool = False) -> tuple[str, str]:
+def held_json(schema: str, loose: bool, closed: bool, quick: bool = False) -> tuple[str, str]:
     """Return the schema that a grammar is compiled from, as JSON, and the dialect of ``schema``. Raises BadRequest."""
     value = json.loads(schema)
-    return json.dumps((loosened if loose else enforceable)(value, quick=quick)), dialect_of(value)
+    return json.dumps((loosened if loose else enforceable)(value, closed=closed, quick=quick)), dialect_of(value)
 
 
 def schema_of(given: dict[str, Any] | bool | str, most_bytes: int = 1 << 18, kind: str = "json") -> Any:

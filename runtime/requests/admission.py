@@ -134,7 +134,8 @@ class Admission:
         self._processes.close()
 
     def _waiting(self, request: Request, first: Request) -> Waiting:
-        params, hashes = request.params, self._hashes(request.prompt, request.params.cache_salt)
+        params = request.params
+        hashes = self._hashes(request.prompt, params.cache_salt, request.window)
         # Only what others can find is worth waiting for.
         shares = hashes is not None and len(request.prompt) - 1 - hashes.behind >= BLOCK_SIZE
         return Waiting(
@@ -193,10 +194,12 @@ class Admission:
         below = draft.greedy_below if params.draft_greedy_below is None else params.draft_greedy_below
         return (params.draft_sampling or draft.sampling) == "greedy" or params.temperature < below
 
-    def _hashes(self, ids: list[int], salt: str | None) -> BlockHashes | None:
+    def _hashes(self, ids: list[int], salt: str | None, window: int) -> BlockHashes | None:
         if self._digest is None:
             return None
-        hashes = BlockHashes(self._digest, salt, behind=int(self._bundle.draft.kind == "eagle3"))
+        kind = self._bundle.draft.kind
+        undrafted = kind == "model" and window == 0 < self._window
+        hashes = BlockHashes(self._digest, salt, behind=int(kind == "eagle3"), undrafted=undrafted)
         hashes.first(ids, max(0, len(ids) - hashes.behind) // BLOCK_SIZE)  # here rather than in the loop
         return hashes
 

@@ -31,6 +31,9 @@ class Replay:
     def fill(self, row: np.ndarray) -> None:
         bitmask.allow_only(row, self._tokens[self._at])
 
+    def look_ahead(self, tokens: Sequence[int]) -> None:
+        pass  # rows are cheap
+
     def accept(self, token: int) -> bool:
         follows = self.forced()[:1] == [token]
         self._at += follows

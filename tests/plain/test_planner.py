@@ -3,7 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.calls import NO_PROMPTS, TILE, largest_calls, largest_prompts, most_query, packed, unpadded
+from tandemrt.engines.calls import (
+    NO_PROMPTS,
+    TILE,
+    beside,
+    largest_calls,
+    largest_prompts,
+    most_query,
+    packed,
+    packed_sizes,
+    unpadded,
+)
 from tandemrt.runtime.round.planner import Chunk, plan, rectangles, total
 
 SLOTS = 6
@@ -67,14 +77,19 @@ def test_where_more_waits_than_fits_a_call_is_filled_to_its_last_row(windows: in
 
 
 @given(st.integers(1, 64), st.integers(0, 16), st.integers(1, 4096), st.data())
-def test_the_largest_call_holds_every_other_one(batch: int, window: int, chunk: int, data: st.DataObject) -> None:
-    query = most_query(window)
-    windows = data.draw(st.integers(0, batch)) * data.draw(st.integers(1, query))
-    tokens, runs = data.draw(st.integers(0, chunk)), data.draw(st.integers(1, batch))
+def test_the_largest_call_holds_every_other_one_and_a_drafts_beside_it(
+    batch: int, window: int, chunk: int, data: st.DataObject
+) -> None:
+    query, rows = most_query(window), data.draw(st.integers(0, batch))
+    windows = rows * data.draw(st.integers(1, query))
+    tokens, runs = data.draw(st.integers(1, chunk)), data.draw(st.integers(1, batch))
     call, largest = packed(windows, tokens, runs), largest_prompts(batch, chunk)
-    assert call.prompt_tokens <= largest.prompt_tokens
-    assert call.prompts <= largest.prompts
-    assert windows + call.prompt_tokens <= max(sizes["tokens"] for sizes in largest_calls(batch, window, chunk))
+    most = max(sizes["tokens"] for sizes in largest_calls(batch, window, chunk))
+    for others, each in ((windows, call), (2 * rows, beside(2 * rows, call)), (0, beside(0, call))):
+        assert call.prompt_tokens <= each.prompt_tokens <= largest.prompt_tokens
+        assert each.prompts == call.prompts <= largest.prompts
+        assert others + each.prompt_tokens <= most
+        assert others + each.prompt_tokens in packed_sizes(most)
 
 
 def test_a_round_without_prompts_has_a_call_without_any() -> None:
