@@ -143,7 +143,7 @@ class LLM:
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, item)
             except RuntimeError:  # the event loop was closed: nobody listens any longer
-                request.cancel()
+                self.cancel(request)
 
         # In a thread: a prompt takes time to read, and other streams of this event loop go on meanwhile.
         queued = await asyncio.to_thread(self._admit, prompt, params, listen)

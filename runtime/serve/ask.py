@@ -90,6 +90,8 @@ def read_chat(body: Mapping[str, Any], templates: Mapping[str, str]) -> Ask:
     given = {name: shape for name, shape in shapes.items() if shape is not None}
     if len(given) > 1:
         raise BadRequest(f"{[*given][-1]}: an answer has one shape, received {' and '.join(given)}; send one of them")
+    if offered.spelling is not None and offered.spelling.form is not None:
+        sampling["skip_special_tokens"] = False  # which may be how a call begins; its grammar allows no others
     chat = Chat(messages.read(fields.messages), **_chat_options(fields) | {"tools": offered.described})
     params = SamplingParams(**sampling, structured_outputs=next(iter(given.values()), None))
     return _ask(fields, chat, params, offered.spelling)

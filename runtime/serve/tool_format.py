@@ -54,7 +54,7 @@ FORMATS = (
         end="}\n</tool_call>",
         several=True,
         shown=("<tool_call>", "</tool_call>", "arguments"),
-        unless=("<function=", "<arg_key>", "<parameter"),
+        unless=("<function=", "<arg_key>", "<parameter", "<tool_sep>"),
     ),
     # Llama 3.1 to 3.3
     ToolFormat(
@@ -62,7 +62,8 @@ FORMATS = (
         begin=f'{{"name": "{_NAME}", "parameters": ',
         end="}",
         several=False,
-        shown=('{"name": function name, "parameters": dictionary of argument name and its value}',),
+        shown=("dictionary of argument name and its value", "parameters"),
+        unless=("<tool_call>", "<function="),
     ),
 )
 

@@ -19,12 +19,14 @@ SCHEMA = {
 
 TAGGED = {
     "type": "triggered_tags",
-    "triggers": ["t", "e"],
+    "triggers": ["K", "Q", "<tool_call>"],  # the last is a control token
     "tags": [
-        {"begin": "t", "content": {"type": "regex", "pattern": "[ab]{2,5}"}, "end": "!"},
-        {"begin": "e", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "!"},
+        {"begin": "K", "content": {"type": "regex", "pattern": "[ab]{2,5}"}, "end": "!"},
+        {"begin": "Q", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "!"},
+        {"begin": "<tool_call>a", "content": {"type": "any_text"}, "end": "<tool_call>"},
     ],
 }
+LIKED = {42: 6, 48: 6, 266: 9}  # K, Q and that token, so that tags begin
 
 # (prompt, parameters): every rule of a constraint and every filter, greedy and sampled, in one batch of few slots.
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
@@ -43,7 +45,12 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("digits", {"temperature": 1.0, "seed": 1, "structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}),
     (
         "tags",
-        {"temperature": 1.0, "seed": 2, "max_tokens": 40, "structured_outputs": {"structural_tag": {"format": TAGGED}}},
+        {
+            "seed": 2,
+            "max_tokens": 60,
+            "logit_bias": LIKED,
+            "structured_outputs": {"structural_tag": {"format": TAGGED}},
+        },
     ),
     ("a long prompt " * 5, {"temperature": 0.8, "seed": 6, "max_tokens": 12, "stop": ["a", "ne"]}),
     ("keep out", {"temperature": 1.5, "seed": 12, "max_tokens": 30, "bad_words": ["a", "the", "!"]}),
