@@ -232,7 +232,15 @@ class GuidanceCompiler:
 
     def compile_tags(self, part: Format) -> GuidanceGrammar:
         """Compile a structural tag whose schemas are in the forms that ``schema.emit`` writes. Raises ValueError."""
-        return self._compile(TagGrammar(self._vocabulary.control, _json_rule).write(part))
+        grammar = TagGrammar(self._vocabulary.control, _json_rule)
+        rules = grammar.write(part)
+        for lexeme in grammar.lexemes:
+            name, _, _ = lexeme.partition(":")
+            alone = llguidance.LLMatcher(self._tokenizer, f"{_HEADER}start: {name}\n{lexeme}", log_level=_SILENT)
+            alone.compute_bitmask()
+            if alone.is_error():
+                raise ValueError("no text fits an expression together with its end, or a trigger with what is excluded")
+        return self._compile(rules)
 
     def _compile(self, rules: str) -> GuidanceGrammar:
         return GuidanceGrammar(self._vocabulary, self._tokenizer, _HEADER + rules, self._stop_ids)

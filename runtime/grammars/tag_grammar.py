@@ -37,6 +37,7 @@ class TagGrammar:
         self._control = control
         self._schema_rule = schema_rule
         self._lines: list[str] = []
+        self.lexemes: list[str] = []  # the definitions of those that must fit some text
 
     def write(self, part: Format) -> str:
         """Return the rules. Raises ValueError for a trigger with a control token in it that is not its beginning."""
@@ -136,6 +137,8 @@ class TagGrammar:
     def _named(self, kind: str, expression: str) -> str:
         name = f"{kind}_{len(self._lines)}" if kind.islower() else f"{kind}{len(self._lines)}"
         self._lines.append(f"{name}: {expression}")
+        if kind in ("HEAD", "TEXT"):
+            self.lexemes.append(self._lines[-1])
         return name
 
 

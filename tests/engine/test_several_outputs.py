@@ -27,9 +27,9 @@ def llm(tiny_bundle: Path) -> Iterator[LLM]:
         yield opened
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
-    n=st.integers(1, 5),
+    n=st.integers(1, 4),
     seed=st.sampled_from([0, 7, -2, 2**64 - 2]),
     window=st.integers(0, 4),
     params=st.sampled_from(PARAMS),

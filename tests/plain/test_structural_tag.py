@@ -215,6 +215,11 @@ def test_what_must_follow_is_known_up_to_a_control_token() -> None:
         (triggered(tag("<a>", held({"type": "array", "contains": {"const": 1}})), triggers=("<a>",)), "contains"),
         (triggered(tag("<a>", held({"type": 5})), triggers=("<a>",)), "not a JSON schema"),
         (triggered(tag("<a>", {"type": "regex", "pattern": "(?=a)b"}), triggers=("<a>",)), "cannot be enforced"),
+        (
+            triggered(tag("<a>", {"type": "regex", "pattern": "a+"}, "a"), triggers=("<a>",)),
+            "no text fits an expression",
+        ),
+        (CALLS | {"excludes": ["<too"]}, "no text fits .* a trigger with what is excluded"),
         (triggered(tag(f"x{TOOL}", WORD), triggers=(f"x{TOOL}",)), "must be the beginning of a trigger"),
     ],
 )
