@@ -42,6 +42,7 @@ class Ask:
         model: the name of a served model; None: the only one.
         calls: how the answer's text spells calls of functions; None: it is text.
         usage: what a stream tells of the usage.
+        token_ids: whether choices tell the tokens of prompt and output.
         user: whose request it is, "" if nobody said.
     """
 
@@ -51,6 +52,7 @@ class Ask:
     stream: bool
     usage: StreamOptions
     calls: tools.Spelling | None = None
+    token_ids: bool = False
     user: str = ""
 
 
@@ -128,6 +130,7 @@ def _ask(fields: CommonFields, prompt: Prompt, params: SamplingParams, calls: to
         stream=fields.stream,
         usage=fields.stream_options or StreamOptions(),
         calls=calls,
+        token_ids=fields.return_token_ids,
         user=fields.user or "",
     )
 

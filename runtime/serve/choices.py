@@ -19,21 +19,27 @@ class TextChoice:
         index: which of the prompt's outputs it is.
         spell: gives the text of a token.
         spelling: how the text spells calls of functions; None: it is text.
+        token_ids: whether it tells those of prompt and output.
     """
 
-    def __init__(self, index: int, spell: Callable[[int], str], spelling: Spelling | None = None) -> None:
+    def __init__(
+        self, index: int, spell: Callable[[int], str], *, spelling: Spelling | None = None, token_ids: bool = False
+    ) -> None:
         self._index = index
         self._spell = spell
         self._calls = None if spelling is None else Calls(spelling)
         self._begun = False
         self._told = 0  # characters of the tokens whose logprobs were told
         self._held: list[TokenLogprobs] = []  # of tokens whose text has not come
+        self._token_ids: list[int] | None = [] if token_ids else None  # likewise, if they are told
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         """All of it."""
         choice = self._message(output)
         if output.logprobs is not None:
             choice["logprobs"] = self._logprobs(output.logprobs)
+        if self._token_ids is not None:
+            choice["token_ids"] = output.token_ids
         return choice | self._end(output)
 
     def added(self, piece: Piece) -> list[dict[str, Any]]:
@@ -46,10 +52,16 @@ class TextChoice:
         if choices and self._held:
             choices[0]["logprobs"] = self._logprobs(self._held)
             self._held = []
+        if self._token_ids is not None:
+            self._token_ids += piece.token_ids
+            if choices:
+                choices[0]["token_ids"], self._token_ids = self._token_ids, []
         return choices
 
     def _end(self, output: RequestOutput) -> dict[str, Any]:
         end = _end(output, called=self._calls is not None and bool(self._calls.whole))
+        if self._token_ids is not None:
+            end["prompt_token_ids"] = output.prompt_token_ids
         if output.prompt_logprobs is not None:  # as vLLM has them
             end["prompt_logprobs"] = [None, *map(self._by_token, output.prompt_logprobs)]
         return end

@@ -17,7 +17,7 @@ from tandemrt.runtime.serve.errors import Cancelled, TimedOut
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of one output that became certain, of ``tokens`` tokens; ``output`` with the last one.
+    """Text of one output that became certain, and its tokens; ``output`` with the last one.
 
     ``logprobs``: of the tokens, if they were asked for.
     """
@@ -25,7 +25,7 @@ class Piece:
     index: int
     text: str
     reasoning: str
-    tokens: int
+    token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs]
     output: RequestOutput | None
 
@@ -36,7 +36,7 @@ class Piece:
             index=items[0].index,
             text="".join(item.text for item in items),
             reasoning="".join(item.reasoning for item in items),
-            tokens=sum(len(item.token_ids) for item in items),
+            token_ids=[token for item in items for token in item.token_ids],
             logprobs=[each for item in items for each in item.logprobs or ()],
             output=items[-1].output,
         )

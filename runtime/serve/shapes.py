@@ -25,7 +25,9 @@ class Shape:
     def __init__(self, ask: Ask, model: str, spell: Callable[[int], str]) -> None:
         self._ask = ask
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
-        self._choices = [self.choice(index, spell, ask.calls) for index in range(ask.params.n)]
+        self._choices = [
+            self.choice(index, spell, spelling=ask.calls, token_ids=ask.token_ids) for index in range(ask.params.n)
+        ]
         self._tokens = 0  # told
         self._ended: dict[int, RequestOutput] = {}
 
@@ -44,7 +46,7 @@ class Shape:
         return len(self._ended) == len(self._choices)
 
     def _chunks(self, piece: Piece, prompt_tokens: int) -> list[dict[str, Any]]:
-        self._tokens += piece.tokens
+        self._tokens += len(piece.token_ids)
         if piece.output is not None:
             self._ended[piece.index] = piece.output
         choices = self._choices[piece.index].added(piece)

@@ -252,3 +252,15 @@ def test_a_prompts_logprobs_come_with_the_end_of_a_choice_as_vllm_has_them(serve
     assert whole[0] is None
     told = [each[str(token)]["logprob"] for each, token in zip(whole[1:], output.prompt_token_ids[1:], strict=True)]
     assert told == [each.logprob for each in output.prompt_logprobs or ()]
+
+
+def test_token_ids_are_told_whole_and_in_a_stream(served: Served, llm: LLM) -> None:
+    asked = asking(EXAMPLES[0], seed=7, max_tokens=20, return_token_ids=True)
+    expected = answer_of(llm, EXAMPLES[0], seed=7, max_tokens=20)
+    choice = served.ask("/v1/chat/completions", asked)[1]["choices"][0]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == (expected.token_ids, expected.prompt_token_ids)
+    connection = served.send("/v1/chat/completions", asked | {"stream": True})
+    chunks = [chunk["choices"][0] for chunk in events(connection.getresponse())]
+    connection.close()
+    assert [token for chunk in chunks for token in chunk["token_ids"]] == expected.token_ids
+    assert chunks[-1]["prompt_token_ids"] == expected.prompt_token_ids
