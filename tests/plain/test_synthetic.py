@@ -12,24 +12,30 @@ from tests.plain.constraints import tokens_in
 from tests.plain.requests import make_running
 
 WINDOW = 4
-FREE = np.full(8, -1, np.int32)
 
 
-def accepted(mean: float, tokens: list[int], position: int, rows: np.ndarray | None = None) -> int:
+def free() -> np.ndarray:
+    return np.full((WINDOW + 1, 8), -1, np.int32)
+
+
+def accepted(mean: float, tokens: list[int], position: int, rows: np.ndarray) -> int:
     running = make_running(prompt=[0] * position, rule="synthetic", synthetic_acceptance_length=mean)
-    return accept(mean, running, tokens, MaskRows(np.tile(FREE, (WINDOW + 1, 1)) if rows is None else rows), 0)
+    return accept(mean, running, tokens, MaskRows(rows), 0)
 
 
 @pytest.mark.parametrize("mean", [1.0, 1.3, 2.0, 3.5, 5.0])
 def test_the_mean_is_kept_by_the_two_nearest_numbers(mean: float) -> None:
-    counts = [accepted(mean, [1, 2, 3, 4], position) for position in range(1, 801)]
+    running, masks, counts = make_running(rule="synthetic", synthetic_acceptance_length=mean), MaskRows(free()), []
+    for _ in range(800):
+        counts.append(accept(mean, running, [1, 2, 3, 4], masks, 0))
+        running.tokens.append(0)
     assert set(counts) <= {int(mean) - 1, int(mean)}
     assert abs(1 + np.mean(counts) - mean) < 0.06
 
 
 @given(mean=st.floats(1, 5), tokens=st.lists(st.integers(0, 255), max_size=WINDOW), position=st.integers(1, 99))
 def test_rows_accept_so_many_and_refuse_the_next(mean: float, tokens: list[int], position: int) -> None:
-    rows = np.tile(FREE, (WINDOW + 1, 1))
+    rows = free()
     count = accepted(mean, tokens, position, rows)
     assert count <= len(tokens)
     for at, token in enumerate(tokens[: count + 1]):
