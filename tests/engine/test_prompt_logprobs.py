@@ -59,6 +59,13 @@ def test_they_are_those_of_tokens_that_follow(llm: LLM) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4)  # the prompt was prefilled there
 
 
+def test_the_law_at_temperature_1_without_filters_is_that_of_raw_logits(llm: LLM) -> None:
+    sampled, raw = (llm.generate(PROMPT[:9], asked(logprobs_law=law)).prompt_logprobs for law in ("sampled", "raw"))
+    found, expected = ([each.logprob for each in logprobs or ()] for logprobs in (sampled, raw))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert max(expected) < 0
+
+
 def test_all_outputs_and_both_ends_of_a_stream_have_them(llm: LLM) -> None:
     outputs = llm.generate([PROMPT, PROMPT[:5]], [asked(n=2), asked(prompt_logprobs=0)])
     first, second = outputs[0].outputs
