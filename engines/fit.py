@@ -22,6 +22,13 @@ def require_fit(params: SamplingParams, manifest: Manifest, window: int | None =
         raise BadRequest(
             f"window: this runtime drafts at most {most} tokens per round, received {quoted(params.window)}"
         )
+    accepted = params.synthetic_acceptance_length
+    drafted = most if params.window is None else params.window
+    if accepted is not None and accepted > drafted + 1:
+        raise BadRequest(
+            f"synthetic_acceptance_length: with {drafted} drafted tokens a round has at most {drafted + 1}, received "
+            f"{quoted(accepted)}; ask for fewer"
+        )
     if manifest.draft.kind in ("ngram", "none"):
         for name in ("draft_sampling", "draft_greedy_below"):
             if getattr(params, name) is not None:

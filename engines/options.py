@@ -202,6 +202,11 @@ class RuntimeOptions(Section):
         description="prompt tokens per round while requests decode, at most the bundle's (the default): fewer shorten "
         "the gaps between their tokens, and new requests wait longer for their first",
     )
+    synthetic_rule: bool = Field(
+        default=False,
+        description="let requests ask for the rule synthetic, which accepts drafts whatever the target says: for "
+        "benchmarks",
+    )
     cuda_graphs: bool = Field(
         default=True,
         description="replay the pieces of a round as CUDA graphs, captured when the bundle opens; off is for finding "
@@ -288,6 +293,7 @@ class ServedOptions(TypedDict, total=False):
     cache_tokens: int | None
     prefix_caching: bool
     prefill_chunk: int | None
+    synthetic_rule: bool
     cuda_graphs: bool
     profile: bool
 

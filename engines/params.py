@@ -26,6 +26,7 @@ MOST_BIASES = 1024  # tokens that one request may bias
 MOST_STOPS = 256  # stop strings of one request, and its bad words
 MOST_STOP_CHARACTERS = 8192  # of all of them together
 MOST_TOKEN_IDS = 1 << 18  # in one list: no vocabulary has more
+MOST_OUTPUTS = 128  # of one prompt
 
 
 def _by_token(value: Any) -> Any:
@@ -91,6 +92,12 @@ class SamplingParams(Section):
     A draft model draws its tokens as the rule has it (``draft_sampling``): ``"coupled"`` to the target's own noise, or
     ``"probabilistic"``, with noise of its own and its probabilities kept, under ``"rejection"``. With ``"greedy"``, and
     below the temperature ``draft_greedy_below``, it takes its likeliest token, under either rule.
+
+    ``rule="synthetic"`` is for benchmarks alone: of the drafted tokens it accepts as many as make
+    ``synthetic_acceptance_length`` tokens per round in the mean, whatever the target says, as far as constraints allow
+    them. It needs the option ``synthetic_rule`` of the runtime.
+
+    Of ``n`` outputs the one at index i is that of a request of its own with the seed ``seed`` + i (modulo 2^64).
     """
 
     model_config = ConfigDict(strict=False)  # lists for tuples; numbers are strict where it matters
@@ -124,11 +131,19 @@ class SamplingParams(Section):
     logprobs: Annotated[Annotated[int, Field(strict=True, ge=0, le=20)] | None, BeforeValidator(_not_asked)] = None
     logprobs_law: Literal["sampled", "raw"] = "sampled"
 
+    # Of each token of the prompt but the first, likewise; None: of none.
+    prompt_logprobs: Annotated[Annotated[int, Field(strict=True, ge=0, le=20)] | None, BeforeValidator(_not_asked)] = (
+        None
+    )
+
+    n: Annotated[int, Field(strict=True, ge=1, le=MOST_OUTPUTS)] = 1  # outputs of the prompt, see below
+
     priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] = 0  # in the queue; lower comes first
 
     cache_salt: Text | None = None  # only requests with the same salt reuse each other's keys and values
 
-    rule: Literal["coupled", "rejection"] = "coupled"
+    rule: Literal["coupled", "rejection", "synthetic"] = "coupled"
+    synthetic_acceptance_length: Number | None = Field(None, ge=1.0, le=17.0)  # tokens per round, see below
     draft_sampling: Literal["greedy", "probabilistic", "coupled"] | None = None  # None: the bundle's
     draft_greedy_below: Number | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)  # a temperature
     window: Count | None = None  # drafted tokens per round, at most the engine's; 0 switches speculation off
@@ -163,12 +178,19 @@ class SamplingParams(Section):
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             most, least = quoted(self.max_tokens), quoted(self.min_tokens)
             raise refuse(f"min_tokens must be at most max_tokens ({most}); got {least}")
-        drawn = {"coupled": "coupled", "rejection": "probabilistic"}[self.rule]
+        drawn = "probabilistic" if self.rule == "rejection" else "coupled"
         if self.draft_sampling not in (None, "greedy", drawn):
             raise refuse(
                 f"draft_sampling must be greedy or {drawn} under the rule {self.rule}; got {self.draft_sampling}. "
                 "Leave it out, or choose the other rule"
             )
+        if (self.rule == "synthetic") != (self.synthetic_acceptance_length is not None):
+            raise refuse(
+                "synthetic_acceptance_length must come with the rule synthetic and the rule with it; got rule "
+                f"{self.rule} and {quoted(self.synthetic_acceptance_length)}"
+            )
+        if self.rule == "synthetic" and self.logprobs is not None:
+            raise refuse("logprobs must not be asked for under the rule synthetic, whose tokens have no law")
         if self.allowed_token_ids is not None and not set(self.allowed_token_ids) - set(self.banned_token_ids):
             raise refuse("allowed_token_ids must leave a token that banned_token_ids does not ban")
         return self
@@ -184,7 +206,7 @@ def _given(record: Record, deep: bool) -> dict[str, Any]:
 
 
 class StructuredOutputs(Record):
-    """The shape an answer must have: exactly one of the five kinds. Anything else raises BadRequest.
+    """The shape an answer must have: exactly one of the six kinds. Anything else raises BadRequest.
 
     Attributes:
         json: a JSON schema (draft 2020-12), as an object or as text.
@@ -192,6 +214,8 @@ class StructuredOutputs(Record):
         regex: a regular expression for the whole answer.
         choice: the answers to choose from.
         grammar: an EBNF grammar with a rule ``root``.
+        structural_tag: free text in which tags begin, and what each of them holds, as an object or as text; both forms
+            of xgrammar (docs/structured.md).
         disable_any_whitespace: JSON in one fixed layout instead of with any whitespace.
         disable_additional_properties: objects whose schema describes properties have no others unless it says so;
             False: any others, as JSON Schema has it.
@@ -206,6 +230,7 @@ class StructuredOutputs(Record):
     regex: Text | None = None
     choice: tuple[Text, ...] | None = None
     grammar: Text | None = None
+    structural_tag: dict[str, Any] | StrictStr | None = None
     disable_any_whitespace: StrictBool = False
     disable_additional_properties: StrictBool = True
     validate_output: StrictBool = False
@@ -221,11 +246,25 @@ class StructuredOutputs(Record):
         """Return a copy in which ``update`` takes the place of values. Raises BadRequest as the constructor does."""
         return StructuredOutputs(**{**_given(self, deep), **(update or {})})
 
+    @property
+    def kind(self) -> str:
+        """Which of the kinds it is."""
+        return next(kind for kind, value in self._kinds().items() if value is not None)
+
+    def _kinds(self) -> dict[str, Any]:
+        return {
+            "json": self.json_schema,
+            "json_object": self.json_object,
+            "regex": self.regex,
+            "choice": self.choice,
+            "grammar": self.grammar,
+            "structural_tag": self.structural_tag,
+        }
+
     @model_validator(mode="after")
     def _one_kind(self) -> "StructuredOutputs":
-        kinds = ("json", "json_object", "regex", "choice", "grammar")
-        values = (self.json_schema, self.json_object, self.regex, self.choice, self.grammar)
-        named = [kind for kind, value in zip(kinds, values, strict=True) if value is not None]
+        kinds = self._kinds()
+        named = [kind for kind, value in kinds.items() if value is not None]
         if len(named) != 1:
             raise refuse(f"exactly one of {', '.join(kinds)} must be given, got {' and '.join(named) or 'none'}")
         if self.json_object is False:

@@ -46,12 +46,14 @@ OUTPUTS = (
     _list("token_ids", "INT32", "tokens of reasoning, markers and answer; in a stream, the new ones"),
     _scalar("num_input_tokens", "UINT32", "tokens of the prompt, in every response"),
     _scalar("num_output_tokens", "UINT32", "tokens in token_ids; the responses of a stream add up"),
-    _scalar("finish_reason", "BYTES", "stop, length, constraint or timeout; on the last response"),
+    _scalar("index", "UINT32", "which of n outputs the response is a part of, where there are several"),
+    _scalar("finish_reason", "BYTES", "stop, length, constraint or timeout; on the last response, of each output"),
     _scalar("stop_reason", "BYTES", "the stop string or stop token that ended the text, if one did"),
     _scalar("constraint_error", "BYTES", "how the finished text failed the check of validate_output, if it did"),
     _scalar("seed", "UINT64", "the seed that was used; on the last response"),
     _scalar("speculation", "BYTES", "how drafting went, in the shape load tools read; on the last one", is_json=True),
     _scalar("logprobs", "BYTES", "of all tokens, if asked for: token, logprob, top; on the last one", is_json=True),
+    _scalar("prompt_logprobs", "BYTES", "the same of the prompt's tokens but the first", is_json=True),
 )
 
 PROMPTS = (
@@ -89,13 +91,11 @@ BUNDLED = _scalar("sampling_parameters", "BYTES", "any sampling parameters as on
 OFF: Mapping[str, tuple[Any, ...]] = {
     "beam_width": (1,),
     "best_of": (1,),
-    "n": (1,),
     "num_return_sequences": (1,),
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "length_penalty": (1,),
     "top_logprobs": (0,),
-    "prompt_logprobs": (0,),
     "return_log_probs": (False,),
     "return_cumulative_logprob": (False,),
     "return_context_logits": (False,),

@@ -4,7 +4,7 @@ import hashlib
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import groupby, takewhile
@@ -28,6 +28,7 @@ class Vocabulary:
     special: frozenset[int] = field(repr=False)  # control tokens: in the tokenizer, but not text
     valid_tokens: int  # ids from here on are padding of the logits
     encode: Callable[[str], list[int]] | None = field(default=None, repr=False)  # the tokenizer's own, plain text
+    control: Mapping[str, int] = field(default_factory=dict, repr=False)  # control tokens by their texts
 
     @cached_property
     def digest(self) -> str:
@@ -147,7 +148,8 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[s
     spell = _speller(backend.decoder.__getstate__().decode() if backend.decoder else "null")
     vocabulary = backend.get_vocab(with_added_tokens=True)
     added = backend.get_added_tokens_decoder()
-    special = frozenset(control_tokens(backend, writers))
+    control = control_tokens(backend, writers)
+    special = frozenset(control)
     valid_tokens = max(vocabulary.values(), default=-1) + 1
     if not 0 < valid_tokens <= vocab_size:
         raise BadBundle(
@@ -164,7 +166,8 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[s
     def encode(text: str) -> list[int]:
         return list(backend.encode(text, add_special_tokens=False).ids)
 
-    return Vocabulary(tuple(tokens), special, valid_tokens, encode)
+    names = {token.content: index for index, token in control.items()}
+    return Vocabulary(tuple(tokens), special, valid_tokens, encode, names)
 
 
 def _spell_added(spell: Callable[[str], bytes], text: str) -> bytes:

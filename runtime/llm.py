@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
@@ -18,6 +17,7 @@ from tandemrt.runtime.assemble import assemble
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.progress import working
 from tandemrt.runtime.requests.admission import Admission
+from tandemrt.runtime.requests.gathered import Gathered
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.prompt import Prompt, is_batch
 from tandemrt.runtime.requests.request import Listener, Request
@@ -94,41 +94,43 @@ class LLM:
     def generate(self, prompts: Any, params: Any = None) -> RequestOutput | list[RequestOutput]:
         """Generate for one prompt (a text, token ids or chat messages), or for a list of prompts.
 
-        ``params`` is one SamplingParams for all, or a list with one per prompt. Raises BadRequest before anything
-        runs if a prompt or its parameters cannot be served. In a list, a request that fails later comes back with
-        ``finish_reason="error"`` and harms no other; a single one raises.
+        ``params`` is one SamplingParams for all, or a list with one per prompt. Where ``n`` asks for several outputs
+        of a prompt, its RequestOutput is the first of them, and has all in ``outputs``. Raises BadRequest before
+        anything runs if a prompt or its parameters cannot be served. In a list, a request that fails later comes back
+        with ``finish_reason="error"`` and harms no other; a single one raises.
         """
         self._worker.require_here(waits=True)
         if not is_batch(prompts):
-            request, done = self._submit(prompts, params)
+            gathered = Gathered(params)
+            queued = self._admit(prompts, params, gathered.listen)
+            self._worker.submit(*queued, block=True)
             try:
-                output = done.result()
+                output = gathered.output.result()
             except BaseException:  # an interrupt must not leave the request running
-                self.cancel(request)
+                self.cancel(queued[0].request)
                 raise
-            if request.failure is not None:
-                raise _as_error(request.failure)
+            for waiting in queued:
+                if waiting.request.failure is not None:
+                    raise _as_error(waiting.request.failure)
             return output
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise BadRequest(f"params: one for each of the {len(prompts)} prompts, received {len(each)}")
-        futures: list[Future[RequestOutput]] = []
-        listeners = [_resolver(futures) for _ in prompts]
-        queued = [
-            self._admit(prompt, p, listener) for prompt, p, listener in zip(prompts, each, listeners, strict=True)
-        ]
+        answers = [Gathered(p) for p in each]
+        groups = [self._admit(prompt, p, a.listen) for prompt, p, a in zip(prompts, each, answers, strict=True)]
         try:
-            for waiting in queued:
-                self._worker.submit(waiting, block=True)
-            return [future.result() for future in futures]
+            for group in groups:
+                self._worker.submit(*group, block=True)
+            return [answer.output.result() for answer in answers]
         except BaseException:
-            for waiting in queued:
-                self.cancel(waiting.request)
+            for group in groups:
+                self.cancel(group[0].request)
             raise
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[StreamOutput]:
         """Yield text as it becomes certain; the last item carries the whole ``output``.
 
+        Of several outputs (``n``) each item says by its ``index`` whose it is, and each output has a last item.
         Leaving the iteration cancels the request. Raises BadRequest or QueueFull before the first item.
         """
         import asyncio  # slow to import, and only streams need it
@@ -141,20 +143,21 @@ class LLM:
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, item)
             except RuntimeError:  # the event loop was closed: nobody listens any longer
-                request.cancel()
+                self.cancel(request)
 
         # In a thread: a prompt takes time to read, and other streams of this event loop go on meanwhile.
-        waiting = await asyncio.to_thread(self._admit, prompt, params, listen)
-        request = waiting.request
-        self._worker.submit(waiting, block=False)
+        queued = await asyncio.to_thread(self._admit, prompt, params, listen)
+        request = queued[0].request
+        self._worker.submit(*queued, block=False)
         try:
-            while True:
+            left = sum(not waiting.request.scores for waiting in queued)
+            while left:
                 item = await queue.get()
-                if item.output is not None and request.failure is not None:
-                    raise _as_error(request.failure)
+                failure = queued[item.index].request.failure
+                if item.output is not None and failure is not None:
+                    raise _as_error(failure)
                 yield item
-                if item.output is not None:
-                    return
+                left -= item.output is not None
         finally:
             self.cancel(request)
 
@@ -170,19 +173,22 @@ class LLM:
         """Send one request without waiting; ``listener`` is called from the loop's thread with each StreamOutput.
 
         For servers. Those that name ``client`` share the slots and the queue in equal parts, by client. With
-        ``traced``, the request's ``trace`` says where each of its tokens came from. Raises BadRequest or QueueFull;
-        what fails later is in the last item's ``output.error``.
+        ``traced``, the request's ``trace`` says where each of its tokens came from. Where ``n`` asks for several
+        outputs, the request is that of the first, and has those of the ``others``. Raises BadRequest or QueueFull, and
+        nothing is queued then; what fails later is in the last item's ``output.error``.
         """
         self._worker.require_here(waits=False)
-        waiting = self._admit(prompt, params, listener, client=client)
-        if traced and waiting.request.trace is None:
-            waiting.request.trace = Trace()
-        self._worker.submit(waiting, block=False)
-        return waiting.request
+        queued = self._admit(prompt, params, listener, client=client)
+        for waiting in queued:
+            if traced and waiting.request.trace is None:
+                waiting.request.trace = Trace()
+        self._worker.submit(*queued, block=False)
+        return queued[0].request
 
     def cancel(self, request: Request) -> None:
-        """End a request; it finishes with "cancelled" within a round. Nothing happens if it has finished."""
-        request.cancel()
+        """End a request and its ``others``; each finishes with "cancelled" within a round, unless it has finished."""
+        for each in (request, *request.others):
+            each.cancel()
         self._scheduler.wake()
 
     @property
@@ -242,28 +248,15 @@ class LLM:
             self.close()
             raise
 
-    def _admit(self, prompt: Prompt, params: SamplingParams | None, listener: Listener, *, client: str = "") -> Waiting:
-        waiting = self._admission.admit(prompt, params or SamplingParams(), listener, client=client)
+    def _admit(
+        self, prompt: Prompt, params: SamplingParams | None, listener: Listener, *, client: str = ""
+    ) -> list[Waiting]:
+        queued = self._admission.admit(prompt, params or SamplingParams(), listener, client=client)
         if self.recorder is not None:
-            self.recorder.follow(waiting.request)
-        return waiting
-
-    def _submit(self, prompt: Prompt, params: SamplingParams | None) -> tuple[Request, "Future[RequestOutput]"]:
-        futures: list[Future[RequestOutput]] = []
-        waiting = self._admit(prompt, params, _resolver(futures))
-        self._worker.submit(waiting, block=True)
-        return waiting.request, futures[0]
-
-
-def _resolver(futures: "list[Future[RequestOutput]]") -> Listener:
-    future: Future[RequestOutput] = Future()
-    futures.append(future)
-
-    def listen(item: StreamOutput) -> None:
-        if item.output is not None:
-            future.set_result(item.output)
-
-    return listen
+            for waiting in queued:
+                if not waiting.request.scores:
+                    self.recorder.follow(waiting.request)
+        return queued
 
 
 def _trace_file(path: str | Path | None) -> Path | None:

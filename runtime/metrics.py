@@ -25,6 +25,7 @@ class Metrics:
     evaluated: int = 0  # of those, verified
     cut_drafts: int = 0  # of those, not verified: a constraint refused them
     forced_drafts: int = 0  # of those verified, drafted by a constraint because nothing else may follow
+    synthetic_drafts: int = 0  # of those verified, accepted whatever the target said (rule synthetic)
     emitted: int = 0  # tokens that verification decided for live requests
     kept: int = 0  # of those, in a text
     steps: int = 0  # windows verified: a round counts once per request that drafted

@@ -1,4 +1,4 @@
-"""Grammars by llguidance, the only file that imports it: JSON schemas and regular expressions in, mask rows out."""
+"""Grammars by llguidance, the only file that imports it: schemas, expressions and tags in, mask rows out."""
 
 import json
 from collections.abc import Iterable, Sequence, Set
@@ -13,10 +13,13 @@ from tandemrt.engines.errors import BadRequest, clipped
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.grammars.rows import LONGEST_FORCED, check_count, check_fillable
+from tandemrt.runtime.grammars.structural_tag import Format
+from tandemrt.runtime.grammars.tag_grammar import TagGrammar
 
 # Rows hold every token that spells legal text, not only the one spelling that a tokenizer would choose.
-_HEADER = '%llguidance {"no_forcing": true}\nstart: '
+_HEADER = '%llguidance {"no_forcing": true}\n'
 _SILENT = 0  # of llguidance's log levels
+_CONTROL = b"\xff"  # what llguidance's bytes of a control token begin with
 
 
 class LLGuidance:
@@ -130,7 +133,7 @@ class LLGuidance:
         since = b"".join(tokens[token] for token in self._text[begin:])
         if len(since) >= len(text) or not text.startswith(since):
             self._feed()
-            since, text = b"", bytes(self._matcher.compute_ff_bytes())
+            since, (text, _, _) = b"", bytes(self._matcher.compute_ff_bytes()).partition(_CONTROL)  # of one spelling
             self._forced = len(self._text), text
         return self._grammar.vocabulary.spelling(text[len(since) : len(since) + LONGEST_FORCED])
 
@@ -227,40 +230,61 @@ class GuidanceCompiler:
 
     def compile_json(self, schema: dict[str, Any] | bool, *, any_whitespace: bool) -> GuidanceGrammar:
         """Compile a schema in the forms that ``schema.emit`` writes. Raises ValueError."""
-        options: dict[str, bool | str] = {
-            "whitespace_flexible": any_whitespace,
-            "json_allow_general_unicode_escapes": True,
-        }
-        if not any_whitespace:
-            options |= {"item_separator": ", ", "key_separator": ": "}
-        if isinstance(schema, bool):
-            schema = {} if schema else {"not": {}}
-        return self._compile(f"%json {json.dumps({**schema, 'x-guidance': options})}")
+        return self._compile(f"start: {_json_rule(schema, any_whitespace=any_whitespace)}")
 
     def compile_regex(self, expression: str) -> GuidanceGrammar:
         """Compile an expression for the whole text, as ``patterns.Pattern`` writes it. Raises ValueError."""
-        return self._compile(f"/(?:{expression})/")
+        return self._compile(f"start: /(?:{expression})/")
 
-    def _compile(self, rule: str) -> GuidanceGrammar:
-        return GuidanceGrammar(self._vocabulary, self._tokenizer, _HEADER + rule, self._stop_ids)
+    def compile_tags(self, part: Format) -> GuidanceGrammar:
+        """Compile a structural tag whose schemas are in the forms that ``schema.emit`` writes. Raises ValueError."""
+        grammar = TagGrammar(self._vocabulary.control, _json_rule)
+        rules = grammar.write(part)
+        for lexeme in grammar.lexemes:
+            name, _, _ = lexeme.partition(":")
+            alone = llguidance.LLMatcher(self._tokenizer, f"{_HEADER}start: {name}\n{lexeme}", log_level=_SILENT)
+            alone.compute_bitmask()
+            if alone.is_error():
+                raise ValueError("no text fits an expression together with its end, or a trigger with what is excluded")
+        return self._compile(rules)
+
+    def _compile(self, rules: str) -> GuidanceGrammar:
+        return GuidanceGrammar(self._vocabulary, self._tokenizer, _HEADER + rules, self._stop_ids)
 
 
 class _Tokens:
-    """A vocabulary as llguidance reads it, with an end of text of its own: a request chooses what ends its text."""
+    """A vocabulary as llguidance reads it, with an end of text of its own: a request chooses what ends its text.
+
+    Control tokens stand in no text: a grammar has them where it names their ids.
+    """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = len(vocabulary.tokens)
-        self.tokens = [*vocabulary.tokens, b"</s>"]
-        self.special_token_ids = [self.eos_token_id]
+        control = vocabulary.special
+        spelled = (b"%d" % index if index in control else token for index, token in enumerate(vocabulary.tokens))
+        self.tokens = [*spelled, b"</s>"]
+        self.special_token_ids = [*sorted(control), self.eos_token_id]
 
     def __call__(self, text: str | bytes) -> list[int]:
         raise NotImplementedError("nothing here tokenizes a text")
 
 
 _LEXER_BYTES, _BYTES_PER_CHARACTER = 1 << 20, 50
+
+
+def _json_rule(schema: dict[str, Any] | bool, *, any_whitespace: bool = False) -> str:
+    options: dict[str, bool | str] = {
+        "whitespace_flexible": any_whitespace,
+        "json_allow_general_unicode_escapes": True,
+    }
+    if not any_whitespace:
+        options |= {"item_separator": ", ", "key_separator": ": "}
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:

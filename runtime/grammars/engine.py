@@ -14,13 +14,13 @@ ENGINES: dict[str, tuple[Engine, ...]] = {
     "regex": ("llguidance",),
     "choice": ("llguidance", "xgrammar"),
     "grammar": ("xgrammar",),
+    "structural_tag": ("llguidance",),
 }
 
 
 def engine_of(asked: StructuredOutputs) -> Engine:
     """The engine of a structured output. Raises BadRequest where the one it names does not hold its kind."""
-    kinds = {"json": asked.json_schema, "json_object": asked.json_object, "regex": asked.regex, "choice": asked.choice}
-    kind = next((kind for kind, value in kinds.items() if value is not None), "grammar")
+    kind = asked.kind
     if asked.engine is None:
         return ENGINES[kind][0]
     if asked.engine not in ENGINES[kind]:

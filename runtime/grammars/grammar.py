@@ -37,7 +37,9 @@ class GrammarCompiler:
         self._xgrammar: XGrammarCompiler | None = None
 
     def compile(self, kind: str, source: str, *, any_whitespace: bool = True) -> CompiledGrammar:
-        """Compile a ``json`` schema, a ``regex`` or an EBNF ``grammar``, each in the form that this package writes.
+        """Compile a ``json`` schema, a ``regex``, an EBNF ``grammar`` or a ``structural_tag``.
+
+        Each in the form that this package writes.
 
         Raises:
             BadRequest: the engine does not take it.
@@ -50,8 +52,12 @@ class GrammarCompiler:
                     return self._by_llguidance().compile_regex(source)
                 case "grammar":
                     return self._by_xgrammar().compile(source)
+                case "structural_tag":
+                    from tandemrt.runtime.grammars.structural_tag import read
+
+                    return self._by_llguidance().compile_tags(read({"format": json.loads(source)}))
                 case _:
-                    raise InternalError(f"kind: must be json, regex or grammar, got {kind!r}")
+                    raise InternalError(f"kind: must be json, regex, grammar or structural_tag, got {kind!r}")
         except ValueError as error:
             raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(error)}") from error
 

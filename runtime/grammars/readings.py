@@ -54,9 +54,10 @@ def _key(structured: StructuredOutputs, most: int) -> bytes:
 
     Raises BadRequest for what is no JSON or larger than ``most`` bytes, before anything is done with it.
     """
-    given = structured.json_schema
+    given = structured.json_schema if structured.structural_tag is None else structured.structural_tag
     kinds: dict[str, Any] = {"choice": structured.choice, "regex": structured.regex, "grammar": structured.grammar}
-    kind, value = next(((kind, value) for kind, value in kinds.items() if value is not None), ("json", given))
+    schema = "json" if structured.structural_tag is None else "structural_tag"
+    kind, value = next(((kind, value) for kind, value in kinds.items() if value is not None), (schema, given))
     if not isinstance(value, dict) and exceeds(value, limit := min(most, LONGEST_REGEX) if kind == "regex" else most):
         rule = "" if kind == "regex" else " (max_grammar_bytes)"
         raise BadRequest(
@@ -67,6 +68,6 @@ def _key(structured: StructuredOutputs, most: int) -> bytes:
     from tandemrt.runtime.grammars.structured import schema_of
 
     # A copy is a tree: a value that holds another one twice, or itself, would be spelled without an end.
-    value = given if isinstance(given, str) else schema_of(given, most)
+    value = given if isinstance(given, str) else schema_of(given, most, kind)
     told = (structured.disable_any_whitespace, structured.disable_additional_properties, structured.validate_output)
-    return marshal.dumps((value, told, structured.engine), 2)
+    return marshal.dumps((kind, value, told, structured.engine), 2)

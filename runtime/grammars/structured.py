@@ -9,7 +9,7 @@ from typing import Any
 
 from tandemrt.engines.errors import BadRequest, NotQuick, clipped, quoted
 from tandemrt.engines.params import StructuredOutputs
-from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars import patterns, structural_tag
 from tandemrt.runtime.grammars.engine import Engine, engine_of
 from tandemrt.runtime.grammars.output import OutputCheck
 from tandemrt.runtime.grammars.schema.dialect import dialect_of
@@ -43,17 +43,14 @@ def read(structured: StructuredOutputs, elsewhere: Elsewhere | None = None) -> t
     if structured.json_schema is not None:
         text = json.dumps(schema_of(structured.json_schema))
         asked = structured.validate_output, structured.disable_additional_properties
-        try:
-            if elsewhere is not None and len(text) > QUICK_CHARACTERS:
-                raise NotQuick
-            held, dialect = held_json(text, *asked, quick=elsewhere is not None)
-        except NotQuick:
-            assert elsewhere is not None
-            held, dialect = elsewhere(held_json, text, *asked)
+        held, dialect = _held(text, *asked, elsewhere)
         check = OutputCheck(text, dialect) if structured.validate_output else None
         return Source("json", held, engine, spaced), check
     if structured.json_object:
         return Source("json", json.dumps(ANY_OBJECT), engine, spaced), None
+    if structured.structural_tag is not None:
+        tags = _tags(structured.structural_tag, elsewhere)
+        return Source("structural_tag", tags, engine), None
     if structured.regex is not None:
         return Source("regex", _readable(structured.regex), engine), None
     if structured.choice is None:
@@ -63,14 +60,37 @@ def read(structured: StructuredOutputs, elsewhere: Elsewhere | None = None) -> t
     return Source("grammar", _choice_grammar(structured.choice), engine), None
 
 
+def _held(text: str, loose: bool, closed: bool, elsewhere: Elsewhere | None) -> tuple[str, str]:
+    """As ``held_json``, here where that is quick."""
+    try:
+        if elsewhere is not None and len(text) > QUICK_CHARACTERS:
+            raise NotQuick
+        return held_json(text, loose, closed, quick=elsewhere is not None)
+    except NotQuick:
+        assert elsewhere is not None
+        return elsewhere(held_json, text, loose, closed)
+
+
+def _tags(given: dict[str, Any] | str, elsewhere: Elsewhere | None) -> str:
+    """The format of a structural tag, as JSON, in which every schema is one that a grammar is compiled from."""
+    found = structural_tag.read(schema_of(given, kind="structural_tag"))
+
+    def held(schema: Any) -> Any:
+        return json.loads(_held(json.dumps(schema), False, True, elsewhere)[0])
+
+    return json.dumps(structural_tag.with_schemas(found, held))
+
+
 def held_json(schema: str, loose: bool, closed: bool, quick: bool = False) -> tuple[str, str]:
     """Return the schema that a grammar is compiled from, as JSON, and the dialect of ``schema``. Raises BadRequest."""
     value = json.loads(schema)
     return json.dumps((loosened if loose else enforceable)(value, closed=closed, quick=quick)), dialect_of(value)
 
 
-def schema_of(given: dict[str, Any] | bool | str, most_bytes: int = 1 << 18) -> Any:
-    """A schema as it was given, copied, or parsed where it is text. Raises BadRequest for what is no JSON or too large.
+def schema_of(given: dict[str, Any] | bool | str, most_bytes: int = 1 << 18, kind: str = "json") -> Any:
+    """A schema (or a structural tag, as ``kind`` has it) as it was given, copied, or parsed where it is text.
+
+    Raises BadRequest for what is no JSON or too large.
 
     The size is that of its characters and values, each counted wherever it stands.
     """
@@ -78,15 +98,17 @@ def schema_of(given: dict[str, Any] | bool | str, most_bytes: int = 1 << 18) -> 
         try:
             given = json.loads(given, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"structured_outputs.json: the schema is not JSON: {clipped(error)}") from None
-    return _Reader(most_bytes).read(given)
+            what = "the schema" if kind == "json" else "it"
+            raise BadRequest(f"structured_outputs.{kind}: {what} is not JSON: {clipped(error)}") from None
+    return _Reader(most_bytes, kind).read(given)
 
 
 class _Reader:
     """Copies a schema value by value, so that nobody changes it meanwhile, and refuses what is not JSON."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, kind: str) -> None:
         self._most = self._left = most
+        self._kind = kind
         self._path: list[str] = []
         self._around: list[int] = []  # ids of what the value stands in
 
@@ -125,7 +147,7 @@ class _Reader:
 
     def _refusal(self, text: str) -> BadRequest:
         place = f" (at {clipped('/'.join(['#', *self._path]))})" if self._path else ""
-        return BadRequest(f"structured_outputs.json: {text}{place}")
+        return BadRequest(f"structured_outputs.{self._kind}: {text}{place}")
 
 
 def _no_constant(name: str) -> None:

@@ -25,6 +25,7 @@ from tandemrt.runtime.processes.pool import ProcessPool
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, PromptReader
 from tandemrt.runtime.requests.request import Listener, Request
+from tandemrt.runtime.requests.scoring import PromptScores, Replay
 from tandemrt.runtime.requests.share import GrammarShare
 from tandemrt.runtime.requests.text import Transcript
 from tandemrt.runtime.requests.waiting import Enforcement, Waiting
@@ -68,8 +69,11 @@ class Admission:
         )
         self._options = options
 
-    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> Waiting:
-        """Return a request ready for the queue; its grammar may still be compiling. Raises BadRequest."""
+    def admit(self, prompt: Prompt, params: SamplingParams, listener: Listener, *, client: str = "") -> list[Waiting]:
+        """Return requests ready for the queue, one for each output; their grammar may still be compiling.
+
+        They have one ``listener``, which tells them apart by StreamOutput.index. Raises BadRequest.
+        """
         if not isinstance(params, SamplingParams):
             raise BadRequest(f"params: must be SamplingParams, received {type(params).__name__}")
         called = time.monotonic()
@@ -87,35 +91,103 @@ class Admission:
                 f"{quoted(params.max_tokens)}; ask for at most {room} or build the bundle with a larger limits.length"
             )
         require_fit(params, self._bundle.manifest, self._window)
+        if params.rule == "synthetic" and not self._options.synthetic_rule:
+            raise BadRequest(
+                "rule: synthetic accepts drafts whatever the target says, which is for benchmarks and is switched off "
+                "here; open the bundle with synthetic_rule"
+            )
+        scored = params.prompt_logprobs is not None and len(ids) > 1
+        if params.n + scored > (most := self._options.queue_limit + limits.batch):
+            raise BadRequest(
+                f"n: slots ({limits.batch}) and queue must hold all outputs of a prompt, {most - scored} in all"
+                f"{' beside the pass for prompt_logprobs' if scored else ''}, received {params.n}; ask for fewer or "
+                "raise queue_limit"
+            )
         max_tokens = room if params.max_tokens is None else params.max_tokens
-        request = Request(
-            ids,
-            params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
-            max_tokens=max_tokens,
-            window=self._window if params.window is None else params.window,
-            greedy_drafts=self._drafts_greedily(params),
-            client=client,
-            listener=listener,
-            called=called,
-        )
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        scores = None if params.prompt_logprobs is None else PromptScores(listener, pending=scored)
+        requests = [
+            Request(
+                ids,
+                params,
+                seed=(seed + index) % 2**64,
+                max_tokens=max_tokens,
+                window=self._window if params.window is None else params.window,
+                greedy_drafts=self._drafts_greedily(params),
+                client=client,
+                listener=listener if scores is None else scores.listen,
+                called=called,
+                index=index,
+            )
+            for index in range(params.n)
+        ]
+        queued = [self._waiting(request, requests[0]) for request in requests]
+        if scores is not None:
+            scores.requests = requests
+            queued += [self._scoring(requests[0], scores, called)] if scored else []
+        requests[0].others = [waiting.request for waiting in queued[1:]]
+        return queued
+
+    def close(self) -> None:
+        """Let the compiler's threads end, and the processes."""
+        self._grammars.close()
+        self._processes.close()
+
+    def _waiting(self, request: Request, first: Request) -> Waiting:
+        params = request.params
+        hashes = self._hashes(request.prompt, params.cache_salt, request.window)
+        # Only what others can find is worth waiting for.
+        shares = hashes is not None and len(request.prompt) - 1 - hashes.behind >= BLOCK_SIZE
         return Waiting(
             request,
-            self._enforcement(ids, params, max_tokens, client),
+            self._enforcement(request.prompt, params, request.max_tokens, request.client),
             Transcript(
                 self._tokenizer.backend,
                 params.stop,
                 include_stop=params.include_stop_str_in_output,
                 skip_special=params.skip_special_tokens,
             ),
-            Penalties.of(ids, params),
-            self._hashes(ids, params.cache_salt, request.window),
+            Penalties.of(request.prompt, params),
+            hashes,
+            leader=first if shares and request is not first else None,
         )
 
-    def close(self) -> None:
-        """Let the compiler's threads end, and the processes."""
-        self._grammars.close()
-        self._processes.close()
+    def _scoring(self, first: Request, scores: PromptScores, called: float) -> Waiting:
+        """The pass over the prompt of ``first``, of two tokens or more (see scoring.py)."""
+        asked, prompt = first.params, first.prompt
+        params = SamplingParams(
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            min_p=asked.min_p,
+            logprobs=asked.prompt_logprobs,
+            logprobs_law=asked.logprobs_law,
+            priority=asked.priority,
+            timeout_s=asked.timeout_s,
+        )
+        request = Request(
+            prompt[:1],
+            params,
+            seed=first.seed,
+            max_tokens=len(prompt) - 1,
+            window=first.window,
+            greedy_drafts=True,
+            client=first.client,
+            listener=lambda item: scores.hear(request, item),
+            called=called,
+            scores=True,
+        )
+        replayed = Constraint(
+            self._bundle.vocab,
+            (),
+            prompt=prompt[:1],
+            grammar=Replay(prompt[1:]),
+            max_tokens=len(prompt) - 1,
+            valid_tokens=self._bundle.valid_tokens,
+        )
+        ready: Future[Enforcement] = Future()
+        ready.set_result(Enforcement(replayed))
+        return Waiting(request, ready, Transcript(self._tokenizer.backend), None)
 
     def _drafts_greedily(self, params: SamplingParams) -> bool:
         draft = self._bundle.draft

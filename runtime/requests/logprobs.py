@@ -33,17 +33,19 @@ class TokenLogprobs:
 
 
 def token_logprobs(
-    logits: np.ndarray, masks: np.ndarray, tokens: Sequence[int], params: SamplingParams
+    logits: np.ndarray, masks: np.ndarray | None, tokens: Sequence[int], params: SamplingParams
 ) -> list[TokenLogprobs]:
     """Say of ``tokens`` how likely they were by the rows that decided them.
 
     ``logits`` floating [rows, vocab] are biased and penalised, or raw where ``params`` ask for that law; ``masks``
-    int32 [rows, words] say what was allowed. The law of temperature 0 is that of temperature 1, without filters.
+    int32 [rows, words] say what was allowed (None: everything). The law of temperature 0 is that of temperature 1,
+    without filters.
     """
     rows = finite_logits(logits[: len(tokens)])
     if params.logprobs_law == "sampled":
-        bits = np.unpackbits(masks[: len(tokens)].view(np.uint8), axis=1, bitorder="little")[:, : rows.shape[1]]
-        rows = np.where(bits, rows, np.float32(-np.inf))
+        if masks is not None:
+            bits = np.unpackbits(masks[: len(tokens)].view(np.uint8), axis=1, bitorder="little")[:, : rows.shape[1]]
+            rows = np.where(bits, rows, np.float32(-np.inf))
         if params.temperature > 0:
             sampling = Sampling.of(
                 len(rows),
@@ -63,6 +65,15 @@ def _of(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
     values = row.astype(np.float64)
     values -= values.max()
     values -= np.log(np.exp(values).sum())
-    likeliest = np.argsort(-values, kind="stable")[:count]
+    likeliest = _likeliest(values, count)
     top = tuple((int(each), float(values[each])) for each in likeliest if np.isfinite(values[each]))
     return TokenLogprobs(token, float(values[token]), top)
+
+
+def _likeliest(values: np.ndarray, count: int) -> np.ndarray:
+    """The ids of the ``count`` largest, the largest first, of equal ones the lower id."""
+    if not count:
+        return np.empty(0, np.int64)
+    least = np.partition(values, -min(count, len(values)))[-min(count, len(values))]
+    found = np.flatnonzero(values >= least)  # a vocabulary is not sorted for a few of its tokens
+    return found[np.argsort(-values[found], kind="stable")][:count]

@@ -1,5 +1,6 @@
 """What a request gives back: the whole output, and the deltas of a stream."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ class Speculation:
     """How drafting went for one request, in the shape load tools read.
 
     A step is one verified round. ``acceptance_histogram[n]`` counts the steps in which n drafted tokens were
-    accepted and kept; the token that verification adds itself is not counted.
+    accepted and kept; the token that verification adds itself is not counted. ``synthetic``: whatever the target said.
     """
 
     window: int
@@ -20,9 +21,24 @@ class Speculation:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
+    synthetic: bool = False
 
     def __post_init__(self) -> None:
         self.acceptance_histogram = self.acceptance_histogram or [0] * (self.window + 1)
+
+    @classmethod
+    def total(cls, records: "Sequence[Speculation]") -> "Speculation":
+        """What the outputs of one prompt come to together."""
+        return cls(
+            records[0].window,
+            num_spec_steps=sum(each.num_spec_steps for each in records),
+            num_draft_tokens=sum(each.num_draft_tokens for each in records),
+            num_accepted_draft_tokens=sum(each.num_accepted_draft_tokens for each in records),
+            acceptance_histogram=[
+                sum(counts) for counts in zip(*(each.acceptance_histogram for each in records), strict=True)
+            ],
+            synthetic=records[0].synthetic,
+        )
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -55,6 +71,7 @@ class Speculation:
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_draft_tokens": self.num_accepted_draft_tokens,
             "num_spec_tokens": self.window,
+            **({"synthetic": True} if self.synthetic else {}),
         }
 
 
@@ -82,16 +99,28 @@ class RequestOutput:
     error: str | None = None
     grammar_engine: str | None = None  # what held a structured output
     logprobs: list[TokenLogprobs] | None = None  # of token_ids, if they were asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt_token_ids[1:], likewise
+    index: int = 0  # which of the prompt's outputs it is
+    others: "tuple[RequestOutput, ...]" = ()  # of the first: the prompt's other outputs, where n asked for them
+
+    @property
+    def outputs(self) -> "tuple[RequestOutput, ...]":
+        """All outputs of the prompt, by index."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True)
 class StreamOutput:
-    """A part of a request's text as it became certain. ``output`` is set on the last one, and only there."""
+    """A part of a request's text as it became certain. ``output`` is set on the last one, and only there.
+
+    ``index``: which of the prompt's outputs it is a part of; each has a last one.
+    """
 
     delta: Delta
     token_ids: list[int]
     output: RequestOutput | None = None
     logprobs: list[TokenLogprobs] | None = None  # of token_ids, if they were asked for
+    index: int = 0
 
     @property
     def text(self) -> str:

@@ -54,6 +54,8 @@ class Request:
         client: str = "",
         listener: Listener,
         called: float | None = None,
+        index: int = 0,
+        scores: bool = False,
     ) -> None:
         self.prompt = list(prompt)
         self.params = params
@@ -63,7 +65,12 @@ class Request:
         self.greedy_drafts = greedy_drafts
         self.client = client  # whose it is, for fair turns; "": nobody said
         self.trace: Trace | None = None  # what its rounds did, where somebody follows it
-        self.rule = Rule[params.rule.upper()]
+        self.index = index  # of the prompt's outputs
+        self.scores = scores  # whether its output is what another one's prompt was, to be scored
+        self.others: Sequence[Request] = ()  # of the first: what else was queued for its prompt
+        self.prompt_known = False  # whether others find of its prompt in the caches what they ever will
+        self.synthetic = params.synthetic_acceptance_length  # what verification is told is no rule of its own
+        self.rule = Rule.REJECTION if params.rule == "rejection" else Rule.COUPLED
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or self.rule is Rule.REJECTION
         self.filters = params.temperature > 0 and filters  # what Engine.bind calls so
         asked = params.structured_outputs
@@ -95,6 +102,10 @@ class Request:
         seed = self.seed - 2**64 if self.seed >= 2**63 else self.seed
         drafts = 0.0 if self.greedy_drafts else p.temperature
         return SlotParams(p.temperature, max(0, p.top_k), p.top_p, p.min_p, seed, int(self.rule), drafts)
+
+    def new_speculation(self) -> Speculation:
+        """A record in which nothing is counted yet."""
+        return Speculation(self.window, synthetic=self.synthetic is not None)
 
     def cancel(self) -> None:
         """Ask the loop to end this request; noticed within a round. Safe from any thread."""
@@ -138,12 +149,13 @@ class Request:
             finish_reason=reason,
             stop_reason=stop_reason,
             seed=self.seed,
-            speculation=Speculation(self.window) if speculation is None else speculation,
+            speculation=self.new_speculation() if speculation is None else speculation,
             forced_ends=forced_ends,
             num_cached_tokens=num_cached_tokens,
             error=named(failure) if error is None and failure is not None else error,
             grammar_engine=self.grammar_engine,
             logprobs=logprobs,
+            index=self.index,
         )
 
     def tell(self, item: StreamOutput) -> None:

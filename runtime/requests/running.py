@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tandemrt.runtime.constraints.constraint import Piece
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
-from tandemrt.runtime.requests.outputs import Speculation, StreamOutput
+from tandemrt.runtime.requests.outputs import StreamOutput
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.waiting import Waiting
 from tandemrt.runtime.round.adaptive import Acceptance
@@ -35,7 +35,7 @@ class Running:
         self._waiting = waiting
         self._cached_prompt = cached
         self.sit(slot, cached)
-        self.speculation = Speculation(self.request.window)
+        self.speculation = self.request.new_speculation()
         self.acceptance = Acceptance()
         self._logprobs: list[TokenLogprobs] = []  # of the output's tokens, if the request asks for them
         self.boundaries_inside = 0  # reasoning that ended in the middle of what one round emitted
@@ -183,7 +183,7 @@ class Running:
         self._told += len(tokens)
         if tokens or request.finished:
             told = self.logprobs(self._told - len(tokens), self._told)
-            request.tell(StreamOutput(self._transcript.take(), tokens, request.output, told))
+            request.tell(StreamOutput(self._transcript.take(), tokens, request.output, told, request.index))
 
     def logprobs(self, begin: int, end: int) -> list[TokenLogprobs] | None:
         """Those of output tokens [begin, end); None if the request asks for none."""

@@ -42,11 +42,12 @@ class Scheduler:
         self._death: BaseException | None = None  # what ended the loop
         self._no_room = False  # the last time that requests were to join, one of them found no room
 
-    def submit(self, waiting: Waiting, *, block: bool) -> None:
-        """Queue a request. With the queue full: wait for room if ``block``, else raise QueueFull.
+    def submit(self, *waiting: Waiting, block: bool) -> None:
+        """Queue requests for one prompt, all of them or none. With too little room in the queue: wait for it if
+        ``block``, else raise QueueFull.
 
-        Instead of raising, the newest request of the client with the most waiting leaves, with QueueFull as its
-        failure, if that client has more waiting than the one of the new request then has.
+        Instead of raising, for each that is too many the newest request of the client with the most waiting leaves,
+        with QueueFull as its failure, if that client has more waiting than the one of the new requests then has.
 
         Requests that free slots can take in the next round do not count as waiting; none can while one finds no room.
         Those that were preempted do not count either: they have been let in before.
@@ -54,21 +55,23 @@ class Scheduler:
         Whoever is cancelled or out of time waits no longer for room. Raises Closed once the scheduler is closed and
         InternalError once the loop has died, also for those who wait for room.
         """
+        request = waiting[0].request
         with self._changed:
-            while self._closed or len(self._waiting) - self._joining() >= self.queue_limit:
+            while self._closed or self._too_many(len(waiting)):
                 if self._death is not None:
                     raise InternalError(f"the loop has ended ({named(self._death)}); open the bundle again")
                 if self._closed:
                     raise Closed("this runtime was closed; open the bundle again")
-                if waiting.request.interrupted(time.monotonic()):
+                if request.interrupted(time.monotonic()):
                     break  # needs no room: it leaves the queue at once, and is told why
                 if not block:
-                    self._displace(waiting.request)
+                    self._displace(request, len(waiting))
                     break
-                self._changed.wait(_seconds_until(waiting.request.deadline))
-            self._waiting.append(waiting)
+                self._changed.wait(_seconds_until(request.deadline))
+            self._waiting += waiting
             self._changed.notify_all()
-        waiting.enforcement.add_done_callback(lambda _: self.wake())
+        for each in waiting:
+            each.enforcement.add_done_callback(lambda _: self.wake())
 
     def wake(self) -> None:
         """Let the loop look again: a grammar is compiled, a request cancelled."""
@@ -200,17 +203,29 @@ class Scheduler:
     def _joining(self) -> int:
         return 0 if self._no_room or self._preempted else self._slots - len(self._taken)
 
-    def _displace(self, newcomer: Request) -> None:
-        """Make room in a full queue for ``newcomer``. Raises QueueFull if it is the one that has to leave."""
+    def _too_many(self, count: int) -> int:
+        """How many of ``count`` more requests the queue has no room for."""
+        return max(0, len(self._waiting) - self._joining() + count - self.queue_limit)
+
+    def _displace(self, newcomer: Request, count: int) -> None:
+        """Make room in a full queue for ``count`` requests like ``newcomer``. Raises QueueFull if they have to leave,
+        and nobody has left then."""
         full = QueueFull(
-            f"queue_limit: at most {self.queue_limit} requests may wait and as many do; "
-            "send this one again later or raise queue_limit"
+            f"queue_limit: at most {self.queue_limit} requests may wait and as many do"
+            + (f", or would with {count} more" if count > 1 else "")
+            + "; send this one again later or raise queue_limit"
         )
-        displaced = to_displace([waiting for waiting in self._waiting if waiting not in self._called], newcomer)
-        if displaced is None:
-            raise full
-        self._remove(displaced.request)
-        self._displaced.append(Dropped(displaced, "error", full))
+        left = [waiting for waiting in self._waiting if waiting not in self._called]
+        displaced: list[Waiting] = []
+        for _ in range(self._too_many(count)):
+            found = to_displace(left, newcomer, count)
+            if found is None:
+                raise full
+            displaced.append(found)
+            left.remove(found)
+        for each in displaced:
+            self._remove(each.request)
+            self._displaced.append(Dropped(each, "error", full))
 
     def _remove(self, request: Request) -> None:
         self._preempted = [waiting for waiting in self._preempted if waiting.request is not request]

@@ -86,6 +86,7 @@ class Slots:
         if running.hashes is not None and blocks > running.known:
             self._room.know(running.slot, running.hashes.first(running.tokens, blocks))
             running.known = blocks
+        running.request.prompt_known |= not running.prefilling
 
     def leave(self, slot: int) -> None:
         """Free ``slot``: all hear it, also behind one who raises, whose error then passes on."""

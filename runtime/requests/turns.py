@@ -51,8 +51,9 @@ class Turns:
         self._last[request.client] = self._turns
 
 
-def to_displace(waiting: Sequence[Waiting], newcomer: Request) -> Waiting | None:
-    """The request that a full queue gives up for ``newcomer``: the newest of the client that has the most waiting.
+def to_displace(waiting: Sequence[Waiting], newcomer: Request, count: int = 1) -> Waiting | None:
+    """The request that a full queue gives up for ``count`` like ``newcomer``: the newest of the client that has the
+    most waiting.
 
     None if nobody has more waiting than the newcomer's client would have (longest queue drop, McKenney 1990).
     """
@@ -60,6 +61,6 @@ def to_displace(waiting: Sequence[Waiting], newcomer: Request) -> Waiting | None
     if not counts:
         return None
     client, most = counts.most_common(1)[0]
-    if most <= counts[newcomer.client] + 1:
+    if most <= counts[newcomer.client] + count:
         return None
     return next(each for each in reversed(waiting) if each.request.client == client)

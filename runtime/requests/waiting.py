@@ -34,7 +34,8 @@ class Waiting:
 
     ``transcript`` is empty; it, ``penalties`` and ``hashes`` are made here because that costs the loop nothing.
     ``hashes`` is None where texts share nothing in the caches. ``preempted`` is what a request that had to give its
-    slot back goes on with, None for one that never had one.
+    slot back goes on with, None for one that never had one. ``leader`` has the same prompt and comes first: what it
+    puts into the caches need not be computed again.
     """
 
     request: Request
@@ -43,6 +44,7 @@ class Waiting:
     penalties: Penalties | None
     hashes: BlockHashes | None = None
     preempted: "Running | None" = None
+    leader: Request | None = None
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -52,7 +54,8 @@ class Waiting:
     @property
     def ready(self) -> bool:
         """Whether nothing but a slot is missing."""
-        return self.enforcement.done() and self.enforcement.exception() is None
+        led = self.leader is not None and not (self.leader.prompt_known or self.leader.finished)
+        return not led and self.enforcement.done() and self.enforcement.exception() is None
 
     def dropped(self, now: float) -> "Dropped | None":
         """Why the request must leave the queue at ``now``, None if it may stay."""

@@ -105,8 +105,9 @@ class Committer:
         if logits is None:
             return []
         rows, words = verified.round.window + 1, self._buffers.words
+        request = verified.round.rows[slot].request
         masks = self._buffers.bitmask.host_view(verified.round.batch, rows, words)[slot].numpy()
-        return token_logprobs(host_floats(logits), masks, emitted, verified.round.rows[slot].request.params)
+        return token_logprobs(host_floats(logits), None if request.scores else masks, emitted, request.params)
 
     def _take(
         self, running: Running, emitted: list[int], drafted: int, logprobs: Callable[[], list[TokenLogprobs]]
@@ -151,7 +152,7 @@ class Committer:
             self._tell(running.request)  # without a text, where that is what raises
 
     def _tell(self, request: Request) -> None:
-        request.tell(StreamOutput(Delta(), [], request.output))
+        request.tell(StreamOutput(Delta(), [], request.output, index=request.index))
 
     def _count(self, request: Request) -> None:
         reason = request.finish_reason or ""

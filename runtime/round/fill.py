@@ -16,6 +16,7 @@ from tandemrt.runtime.round.beside import beside
 from tandemrt.runtime.round.buffers import RoundBuffers, write_drafts
 from tandemrt.runtime.round.commit import Committer
 from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.round.synthetic import accept
 
 SLOW_S = 0.002  # that the masks of a request took last: its next ones are worked out beside those of others
 
@@ -111,6 +112,8 @@ class Filler:
         if request.trace is not None:
             allowed = [self._masks.allowed(first + row) for row in range(len(tokens) + 1)]
             request.trace.fill(time.perf_counter(), draft if kept == len(tokens) else tokens, len(tokens), allowed)
+        if request.synthetic is not None:
+            self._metrics.synthetic_drafts += accept(request.synthetic, running, tokens, self._masks, first)
         # The rejection rule must meet the refused token itself: stopping short of it, because of what it is,
         # would draw from the target where the rule draws from the residual.
         if rejection and kept == len(tokens):

@@ -54,8 +54,11 @@ class Round:
         }
         asked = [running.request for running in rows.values()]
         # Until the host has committed the round before, it knows the texts but for one window.
-        forces = windows.forced and any(
-            running.request.window and running.constraint.may_force(windows.largest + 1) for running in rows.values()
+        forces = any(
+            running.request.window
+            and (windows.forced or running.request.scores)
+            and running.constraint.may_force(windows.largest + 1)
+            for running in rows.values()
         )
         if not rows:
             return cls(rows, 0, 0, filters=False, rules=frozenset())

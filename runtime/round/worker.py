@@ -48,10 +48,13 @@ class Worker:
                 "use submit, or call it from another thread"
             )
 
-    def submit(self, waiting: Waiting, *, block: bool) -> None:
-        """Queue a request. Raises QueueFull unless ``block``, Closed once closed, InternalError once the loop died."""
+    def submit(self, *waiting: Waiting, block: bool) -> None:
+        """Queue requests for one prompt, all or none.
+
+        Raises QueueFull unless ``block``, Closed once closed, InternalError once the loop died.
+        """
         self._start()  # before the request is queued: whoever closes must find the thread to wait for
-        self._scheduler.submit(waiting, block=block)
+        self._scheduler.submit(*waiting, block=block)
 
     def prepare(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the loop's thread before the first request, and wait for it. Raises what it raises.

@@ -108,7 +108,7 @@ def application(models: Models, *, api_key: str | None, max_body: int) -> FastAP
 async def _answer(
     request: Request,
     models: Models,
-    read: Callable[[Mapping[str, Any]], Ask],
+    read: Callable[[Mapping[str, Any], Mapping[str, str]], Ask],
     shape: Callable[[Ask, str, Callable[[int], str]], Shape],
     max_body: int,
 ) -> Response:
@@ -116,11 +116,17 @@ async def _answer(
     await _require_client(request)  # who has hung up meanwhile costs no more than this
     host = request.client.host if request.client else ""
     state = request.app.state
+
+    def asked() -> tuple[Ask, str, LLM]:
+        fields = read_json(body)
+        model = fields.get("model")
+        name, llm = models.find(model if isinstance(model, str) else None)
+        return read(fields, llm.tokenizer.chat_templates), name, llm
+
     if len(body) > _QUICK:
-        ask = await asyncio.wrap_future(state.readers.submit(host, lambda: read(read_json(body))))
+        ask, name, llm = await asyncio.wrap_future(state.readers.submit(host, asked))
     else:
-        ask = read(read_json(body))
-    name, llm = models.find(ask.model)
+        ask, name, llm = asked()
     shaped = shape(ask, name, lambda token: llm.tokenizer.decode([token]))
     reply = Reply(llm, ask, state.mail, state.readers, client=ask.user or host)
     try:

@@ -7,13 +7,31 @@ from itertools import groupby
 _CALL = 2  # levels deep stand the keys of a call; its arguments begin one level further
 
 
-class CallReader:
-    """Follows brackets and strings; what it reads is valid JSON of that shape, or the beginning of it."""
+class Brackets:
+    """How deep the characters of a JSON text stand, one after another."""
 
     def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
+        self.depth = 0
+        self.in_string = False
         self._escaped = False
+
+    def step(self, character: str) -> None:
+        """Go on by one character."""
+        if not self.in_string:
+            self.depth += (character in "[{") - (character in "]}")
+        if self._escaped:
+            self._escaped = False
+        elif self.in_string and character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self.in_string = not self.in_string
+
+
+class CallReader:
+    """What it reads is valid JSON of that shape, or the beginning of it."""
+
+    def __init__(self) -> None:
+        self._brackets = Brackets()
         self._index = -1
         self._head = ""  # of a call, before its arguments
         self._open = False  # whether the arguments have begun and not ended
@@ -26,30 +44,18 @@ class CallReader:
             yield index, name, "".join(step[2] for step in group)
 
     def _step(self, character: str) -> tuple[int, str | None, str] | None:
-        begins = False
-        if not self._in_string:
-            if character in "[{":
-                self._depth += 1
-                if self._depth == _CALL:
-                    self._index, self._head = self._index + 1, ""
-                begins = self._depth == _CALL + 1 and not self._open
-                self._open = self._open or begins
-            elif character in "]}":
-                self._depth -= 1
-        self._follow_string(character)
+        opens = character in "[{" and not self._brackets.in_string
+        self._brackets.step(character)
+        depth = self._brackets.depth
+        if opens and depth == _CALL:
+            self._index, self._head = self._index + 1, ""
+        begins = opens and depth == _CALL + 1 and not self._open
+        self._open = self._open or begins
         if not self._open:
             self._head += character
             return None
-        self._open = self._depth > _CALL
+        self._open = depth > _CALL
         return self._index, self._name() if begins else None, character
-
-    def _follow_string(self, character: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif self._in_string and character == "\\":
-            self._escaped = True
-        elif character == '"':
-            self._in_string = not self._in_string
 
     def _name(self) -> str:
         """The name in ``{"name": "f", "arguments": ``, the head of a call."""

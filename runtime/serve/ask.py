@@ -42,6 +42,7 @@ class Ask:
         model: the name of a served model; None: the only one.
         calls: how the answer's text spells calls of functions; None: it is text.
         usage: what a stream tells of the usage.
+        token_ids: whether choices tell the tokens of prompt and output.
         user: whose request it is, "" if nobody said.
     """
 
@@ -51,6 +52,7 @@ class Ask:
     stream: bool
     usage: StreamOptions
     calls: tools.Spelling | None = None
+    token_ids: bool = False
     user: str = ""
 
 
@@ -71,8 +73,8 @@ def read_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def read_chat(body: Mapping[str, Any]) -> Ask:
-    """Read a request to /v1/chat/completions. Raises BadRequest."""
+def read_chat(body: Mapping[str, Any], templates: Mapping[str, str]) -> Ask:
+    """Read a request to /v1/chat/completions; ``templates`` are the model's chat templates. Raises BadRequest."""
     fields, sampling = _split(_with_logprobs(body), ChatFields)
     if fields.max_completion_tokens is not None:
         if sampling.get("max_tokens", fields.max_completion_tokens) != fields.max_completion_tokens:
@@ -81,7 +83,7 @@ def read_chat(body: Mapping[str, Any]) -> Ask:
                 f"{quoted(sampling['max_tokens'])}; send one"
             )
         sampling["max_tokens"] = fields.max_completion_tokens
-    offered = tools.read(fields.tools, fields.tool_choice, parallel=fields.parallel_tool_calls)
+    offered = tools.read(fields.tools, fields.tool_choice, templates, parallel=fields.parallel_tool_calls)
     shapes = {
         "response_format": _shape(fields.response_format),
         "structured_outputs": sampling.pop("structured_outputs", None),
@@ -90,12 +92,14 @@ def read_chat(body: Mapping[str, Any]) -> Ask:
     given = {name: shape for name, shape in shapes.items() if shape is not None}
     if len(given) > 1:
         raise BadRequest(f"{[*given][-1]}: an answer has one shape, received {' and '.join(given)}; send one of them")
+    if offered.spelling is not None and offered.spelling.form is not None:
+        sampling["skip_special_tokens"] = False  # which may be how a call begins; its grammar allows no others
     chat = Chat(messages.read(fields.messages), **_chat_options(fields) | {"tools": offered.described})
     params = SamplingParams(**sampling, structured_outputs=next(iter(given.values()), None))
     return _ask(fields, chat, params, offered.spelling)
 
 
-def read_completion(body: Mapping[str, Any]) -> Ask:
+def read_completion(body: Mapping[str, Any], _templates: Mapping[str, str]) -> Ask:
     """Read a request to /v1/completions. Raises BadRequest."""
     fields, sampling = _split(body, CompletionFields)
     prompt = fields.prompt
@@ -119,8 +123,6 @@ def _with_logprobs(body: Mapping[str, Any]) -> Mapping[str, Any]:
 def _ask(fields: CommonFields, prompt: Prompt, params: SamplingParams, calls: tools.Spelling | None = None) -> Ask:
     if fields.stream_options is not None and not fields.stream:
         raise BadRequest("stream_options: must come with stream true; leave it out")
-    if params.logprobs is not None and (fields.stream or calls is not None):
-        raise BadRequest("logprobs: come with whole answers in text, not with stream true or tools; leave one out")
     return Ask(
         model=fields.model,
         prompt=prompt,
@@ -128,6 +130,7 @@ def _ask(fields: CommonFields, prompt: Prompt, params: SamplingParams, calls: to
         stream=fields.stream,
         usage=fields.stream_options or StreamOptions(),
         calls=calls,
+        token_ids=fields.return_token_ids,
         user=fields.user or "",
     )
 

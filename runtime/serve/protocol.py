@@ -63,12 +63,13 @@ class NamedChoice(Section):
 
 
 class CommonFields(Section):
-    """Fields of both endpoints. ``user`` names whose request it is, for fair turns."""
+    """Fields of both endpoints. ``user`` names whose request it is, for fair turns; ``return_token_ids`` is vLLM's."""
 
     model: StrictStr | None = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     user: StrictStr | None = None
+    return_token_ids: StrictBool = False
 
 
 class ChatFields(CommonFields, ChatOptions):

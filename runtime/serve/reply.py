@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandemrt.engines.errors import InternalError, TandemError, named
 from tandemrt.runtime.fair import FairExecutor
 from tandemrt.runtime.llm import LLM
+from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.outputs import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.serve.ask import Ask
@@ -15,12 +17,29 @@ from tandemrt.runtime.serve.errors import Cancelled, TimedOut
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that became certain, of ``tokens`` tokens; ``output`` with the last one."""
+    """Text of one output that became certain, and its tokens; ``output`` with the last one.
 
+    ``logprobs``: of the tokens, if they were asked for.
+    """
+
+    index: int
     text: str
     reasoning: str
-    tokens: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs]
     output: RequestOutput | None
+
+    @classmethod
+    def joined(cls, items: Sequence[StreamOutput]) -> "Piece":
+        """What ``items`` of one output say together."""
+        return cls(
+            index=items[0].index,
+            text="".join(item.text for item in items),
+            reasoning="".join(item.reasoning for item in items),
+            token_ids=[token for item in items for token in item.token_ids],
+            logprobs=[each for item in items for each in item.logprobs or ()],
+            output=items[-1].output,
+        )
 
 
 class Mail:
@@ -70,29 +89,26 @@ class Reply:
         """Queue the request, off the event loop: a prompt takes time to read. Raises BadRequest or QueueFull."""
         await asyncio.wrap_future(self._readers.submit(self._client, self._submit))
 
-    async def next(self) -> Piece:
-        """Wait for what is new. Raises what kept the request from its end."""
+    async def next(self) -> list[Piece]:
+        """Wait for what is new, a piece for each output that has any. Raises what kept one from its end."""
         said: list[StreamOutput] = []
         while not said:  # woken for what was taken already
             await self._something.wait()
             self._something.clear()
             with self._saying:
                 said, self._said = self._said, []
-        output = said[-1].output
-        if output is not None:
-            self._require_text(output)
-        return Piece(
-            text="".join(item.text for item in said),
-            reasoning="".join(item.reasoning for item in said),
-            tokens=sum(len(item.token_ids) for item in said),
-            output=output,
-        )
+        for item in said:
+            if item.output is not None:
+                self._require_text(item.output)
+        indices = dict.fromkeys(item.index for item in said)
+        return [Piece.joined([item for item in said if item.index == index]) for index in indices]
 
-    async def whole(self) -> RequestOutput:
-        """Wait for the end. Raises what kept the request from it."""
-        while (output := (await self.next()).output) is None:
-            pass
-        return output
+    async def whole(self) -> list[RequestOutput]:
+        """Wait for the end of all outputs. Raises what kept one from it."""
+        ended: dict[int, RequestOutput] = {}
+        while len(ended) < self._ask.params.n:
+            ended |= {piece.index: piece.output for piece in await self.next() if piece.output is not None}
+        return [ended[index] for index in range(self._ask.params.n)]
 
     def cancel(self) -> None:
         """End the request within a round, also one that is being submitted. Nothing happens if it has finished."""
@@ -115,7 +131,7 @@ class Reply:
         self._mail.tell(self._something)
 
     def _require_text(self, output: RequestOutput) -> None:
-        failure = self.request.failure
+        failure = (self.request, *self.request.others)[output.index].failure
         if failure is not None:
             raise failure if isinstance(failure, TandemError) else InternalError(named(failure))
         if output.finish_reason == "cancelled":

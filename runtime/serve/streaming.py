@@ -1,7 +1,7 @@
 """An answer as server-sent events."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi.responses import StreamingResponse
@@ -16,7 +16,7 @@ from tandemrt.runtime.serve.shapes import Shape
 class EventStream(StreamingResponse):
     """The chunks of one request as they come. However it ends, the request has ended too."""
 
-    def __init__(self, reply: Reply, first: Piece, shape: Shape) -> None:
+    def __init__(self, reply: Reply, first: Sequence[Piece], shape: Shape) -> None:
         self._reply = reply
         events = _events(reply, first, shape)
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -28,12 +28,11 @@ class EventStream(StreamingResponse):
             self._reply.cancel()
 
 
-async def _events(reply: Reply, piece: Piece, shape: Shape) -> AsyncIterator[str]:
+async def _events(reply: Reply, first: Sequence[Piece], shape: Shape) -> AsyncIterator[str]:
     try:
-        yield _joined(shape.chunks(piece, len(reply.request.prompt)))
-        while piece.output is None:
-            piece = await reply.next()
-            yield _joined(shape.chunks(piece, len(reply.request.prompt)))
+        yield _joined(shape.chunks(first, len(reply.request.prompt)))
+        while not shape.ended:
+            yield _joined(shape.chunks(await reply.next(), len(reply.request.prompt)))
     except TandemError as error:
         yield _joined([errors.body(error)])
     yield "data: [DONE]\n\n"

@@ -1,7 +1,8 @@
 """Functions that a model may call: the shape that makes a call valid, and the calls that a text of that shape spells.
 
 A named function's answer is its arguments; required, the answer is a list of objects ``{"name": ..., "arguments":
-...}``. Both are JSON schemas, held token by token like any other, so arguments always obey the function's schema.
+...}``. Where the model may choose, the answer is text with calls in it, in the way that the model was taught. All are
+held token by token like any other shape, so arguments always obey the function's schema.
 """
 
 import secrets
@@ -13,6 +14,7 @@ from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.serve.arguments import CallReader
 from tandemrt.runtime.serve.protocol import Function, NamedChoice, Tool
+from tandemrt.runtime.serve.tool_format import TaggedReader, ToolFormat, format_of
 
 MOST_TOOLS = 128
 _NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # hold schemas by name
@@ -31,16 +33,24 @@ class Delta:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How an answer spells calls: ``named`` is the one function it is the arguments of, else it is a list of calls."""
+    """How an answer spells calls.
+
+    ``named`` is the one function it is the arguments of; with a ``form`` it is text with calls in it; else it is a list
+    of calls.
+    """
 
     functions: Sequence[Function]
     named: str | None = None
     parallel: bool = True
+    form: ToolFormat | None = None
 
     def shape(self) -> StructuredOutputs:
         """Return what the answer must be. Raises BadRequest."""
         if self.named is not None:
             return StructuredOutputs(json=_parameters(self.functions[0]))
+        if self.form is not None:
+            schemas = {each.name: _parameters(each) for each in self.functions}
+            return StructuredOutputs(structural_tag=self.form.structural_tag(schemas, parallel=self.parallel))
         calls = [
             {
                 "type": "object",
@@ -69,9 +79,16 @@ class Offered:
 
 
 def read(
-    tools: Sequence[Tool] | None, choice: Literal["none", "auto", "required"] | NamedChoice | None, *, parallel: bool
+    tools: Sequence[Tool] | None,
+    choice: Literal["none", "auto", "required"] | NamedChoice | None,
+    templates: Mapping[str, str],
+    *,
+    parallel: bool,
 ) -> Offered:
-    """Read the functions of a request, and which of them must be called. Raises BadRequest."""
+    """Read the functions of a request, and which of them must be called. Raises BadRequest.
+
+    ``templates``: the model's chat templates by name, which show how it writes calls by itself.
+    """
     if not tools:
         if choice not in (None, "none", "auto"):
             raise BadRequest(f"tool_choice: must come with tools, received {_spelled(choice)}")
@@ -95,10 +112,13 @@ def read(
                 f"{quoted(choice.function.name)}"
             )
         return Offered(described, Spelling(chosen, named=chosen[0].name))
-    raise BadRequest(
-        "tool_choice: auto (the default with tools) is not supported, as nothing would hold a call to its schema; "
-        "send required, none or the name of a function"
-    )
+    form = format_of(templates)
+    if form is None:
+        raise BadRequest(
+            "tool_choice: auto (the default with tools) needs a model whose way of writing calls is known, and this "
+            "one's chat template shows none of those; send required, none or the name of a function"
+        )
+    return Offered(described, Spelling(functions, parallel=parallel, form=form))
 
 
 @dataclass
@@ -107,12 +127,23 @@ class Calls:
 
     spelling: Spelling
     whole: list[Delta] = field(default_factory=list)  # every call so far, its arguments joined
-    _reader: CallReader = field(default_factory=CallReader)
 
-    def add(self, text: str) -> list[Delta]:
-        """Return what ``text``, the next of the answer, adds to the calls."""
+    def __post_init__(self) -> None:
+        form, names = self.spelling.form, [each.name for each in self.spelling.functions]
+        self._tagged = None if form is None else TaggedReader(form, names)
+        self._reader = self._tagged or CallReader()
+
+    def add(self, text: str, *, last: bool) -> list[str | Delta]:
+        """Return what ``text``, the next of the answer, adds: text between calls, and calls.
+
+        With the ``last`` of it comes what might have become a call.
+        """
         deltas = list(self._deltas(text))
+        if last and self._tagged is not None and (held := self._tagged.end()):
+            deltas.append(held)
         for delta in deltas:
+            if isinstance(delta, str):
+                continue
             if delta.name is not None:
                 self.whole.append(delta)
             else:
@@ -120,14 +151,18 @@ class Calls:
                 self.whole[delta.index] = Delta(begun.index, begun.arguments + delta.arguments, begun.id, begun.name)
         return deltas
 
-    def _deltas(self, text: str) -> Iterator[Delta]:
+    def _deltas(self, text: str) -> Iterator[str | Delta]:
         if self.spelling.named is not None:
             if text and not self.whole:
                 yield Delta(0, text, _new_id(), self.spelling.named)
             elif text:
                 yield Delta(0, text)
             return
-        for index, name, arguments in self._reader.read(text):
+        for step in self._reader.read(text):
+            if isinstance(step, str):
+                yield step
+                continue
+            index, name, arguments = step
             yield Delta(index, arguments, None if name is None else _new_id(), name)
 
 

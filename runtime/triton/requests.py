@@ -65,10 +65,13 @@ def read_request(
     prompts = {name: values.pop(name) for name in _PROMPTS if name in values}
     flags = {name: _flag(name, values.pop(name)) for name in _FLAGS if name in values}
     prompt = _prompt(prompts, {name: values.pop(name) for name in _CHAT if name in values})
+    params, stream = _params(values), flags.get("stream", False)
+    if params.n > 1 and not stream:
+        raise BadRequest(f"n: several outputs come as a stream, received {params.n} without; send stream true")
     return Ask(
         prompt=prompt,
-        params=_params(values),
-        stream=flags.get("stream", False),
+        params=params,
+        stream=stream,
         echo="" if flags.get("exclude_input_in_output", True) else _echo(prompt),
         returns=frozenset(spec.name for spec in serving.OUTPUTS if flags.get(f"return_{spec.name}", True)),
         client=client,

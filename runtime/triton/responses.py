@@ -3,7 +3,7 @@
 import json
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -62,10 +62,11 @@ class Reply:
         self._ask = ask
         self._outbox = outbox
         self._submitted: Future[Request] = Future()  # the loop may speak before it is known
-        self._echo = ask.echo
+        self._echoed: set[int] = set()  # outputs in front of which the prompt was sent
+        self._left = ask.params.n  # outputs that have not ended
         self._items: list[StreamOutput] = []  # heard, not yet taken by the outbox, which has this reply in its queue
         self._hearing = threading.Lock()
-        self._tokens: list[int] = []  # known, not yet sent
+        self._tokens: dict[int, list[int]] = {}  # by output: known, not yet sent
         self.moved = False  # since the watch asked about it
 
     def start(self, llm: LLM) -> None:
@@ -100,17 +101,22 @@ class Reply:
         """Send what was heard since the last time: in a stream its text, else the whole output at the end."""
         with self._hearing:
             items, self._items = self._items, []
+        for index in dict.fromkeys(item.index for item in items):
+            self._say(index, [item for item in items if item.index == index])
+
+    def _say(self, index: int, items: Sequence[StreamOutput]) -> None:
         text, reasoning = "".join(item.text for item in items), "".join(item.reasoning for item in items)
-        self._tokens += [token for item in items for token in item.token_ids]
+        tokens = self._tokens.setdefault(index, [])
+        tokens += [token for item in items for token in item.token_ids]
         output = items[-1].output
         if output is not None:
             self._finish(text, reasoning, output)
         elif (text or reasoning) and not self.done:
-            self._respond(self._piece(text, reasoning, self._tokens), final=False)
+            self._respond(self._piece(index, text, reasoning, tokens), final=False)
 
     def give_up(self, error: BaseException) -> None:
         """End a request whose responses cannot be sent: a client that still listens is told why."""
-        self.request.cancel()
+        self._cancel()
         with self._final:
             sender, self._sender = self._sender, None
             if sender is not None:
@@ -123,20 +129,32 @@ class Reply:
         with self._final:
             if self._sender is None:
                 return
-            error = _failure(output, self.request.failure)
-            tokens = self._tokens
+            error = _failure(output, (self.request, *self.request.others)[output.index].failure)
+            tokens = self._tokens[output.index]
             if not self._ask.stream:
                 text, reasoning, tokens = output.text, output.reasoning, output.token_ids
             if error is not None:
                 refuse(self._sender, error)
+                self._cancel()
+                self._left = 0
             else:
-                self._respond(self._piece(text, reasoning, tokens) | _summary(output), final=True)
-            self._sender = None  # the stub must not find one at its end
+                self._left -= 1
+                piece = self._piece(output.index, text, reasoning, tokens)
+                self._respond(piece | _summary(output), final=not self._left)
+            if not self._left:
+                self._sender = None  # the stub must not find one at its end
 
-    def _piece(self, text: str, reasoning: str, tokens: list[int]) -> dict[str, Any]:
-        self._tokens = []
-        text, self._echo = self._echo + text, ""
+    def _cancel(self) -> None:
+        for request in (self.request, *self.request.others):
+            request.cancel()
+
+    def _piece(self, index: int, text: str, reasoning: str, tokens: list[int]) -> dict[str, Any]:
+        self._tokens[index] = []
+        if index not in self._echoed:
+            self._echoed.add(index)
+            text = self._ask.echo + text
         return {
+            **({"index": index} if self._ask.params.n > 1 else {}),
             "text_output": text,
             "reasoning_output": reasoning,
             "token_ids": tokens,
@@ -193,6 +211,8 @@ def _summary(output: RequestOutput) -> dict[str, Any]:
         summary["stop_reason"] = str(output.stop_reason)
     if output.logprobs is not None:
         summary["logprobs"] = json.dumps([each.to_json() for each in output.logprobs])
+    if output.prompt_logprobs is not None:
+        summary["prompt_logprobs"] = json.dumps([each.to_json() for each in output.prompt_logprobs])
     if output.error is not None:
         summary["constraint_error"] = output.error
     return summary

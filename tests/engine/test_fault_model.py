@@ -145,7 +145,7 @@ class LoopModel(RuleBasedStateMachine):
             return
         asked = Asked(prompt, length, cursed, self)
         params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, timeout_s=timeout_s)
-        waiting = self.llm._admission.admit(prompt, params, asked.listen, client=client)
+        [waiting] = self.llm._admission.admit(prompt, params, asked.listen, client=client)
         asked.request = waiting.request
         displaced = len(self.llm._scheduler._displaced)
         try:
@@ -220,7 +220,7 @@ class LoopModel(RuleBasedStateMachine):
     @precondition(lambda self: self.closed)
     @rule()
     def come_late(self) -> None:
-        late = self.llm._admission.admit("late", SamplingParams(), lambda _: None)
+        [late] = self.llm._admission.admit("late", SamplingParams(), lambda _: None)
         with pytest.raises(InternalError if self.dead else Closed, match="open the bundle again"):
             self.llm._scheduler.submit(late, block=True)  # by hand: the loop has no thread of its own here
 

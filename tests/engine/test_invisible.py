@@ -17,6 +17,17 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+TAGGED = {
+    "type": "triggered_tags",
+    "triggers": ["K", "Q", "<tool_call>"],  # the last is a control token
+    "tags": [
+        {"begin": "K", "content": {"type": "regex", "pattern": "[ab]{2,5}"}, "end": "!"},
+        {"begin": "Q", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "!"},
+        {"begin": "<tool_call>a", "content": {"type": "any_text"}, "end": "<tool_call>"},
+    ],
+}
+LIKED = {42: 6, 48: 6, 266: 9}  # K, Q and that token, so that tags begin
+
 # (prompt, parameters): every rule of a constraint and every filter, greedy and sampled, in one batch of few slots.
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("hello the world", {"temperature": 0.0, "max_tokens": 30}),
@@ -32,6 +43,15 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("json", {"temperature": 0.0, "structured_outputs": {"json": SCHEMA}}),
     ("one of", {"temperature": 2.0, "seed": 4, "structured_outputs": {"choice": ["left", "right", "let it be"]}}),
     ("digits", {"temperature": 1.0, "seed": 1, "structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}),
+    (
+        "tags",
+        {
+            "seed": 2,
+            "max_tokens": 60,
+            "logit_bias": LIKED,
+            "structured_outputs": {"structural_tag": {"format": TAGGED}},
+        },
+    ),
     ("a long prompt " * 5, {"temperature": 0.8, "seed": 6, "max_tokens": 12, "stop": ["a", "ne"]}),
     ("keep out", {"temperature": 1.5, "seed": 12, "max_tokens": 30, "bad_words": ["a", "the", "!"]}),
     ("no end", {"temperature": 1.0, "seed": 7, "min_tokens": 20, "max_tokens": 24, "banned_token_ids": [3, 4, 5]}),

@@ -32,7 +32,7 @@ class Driven:
     def send(self, prompt: list[int], **params: Any) -> None:
         heard: list[StreamOutput] = []
         asked = SamplingParams(**{"temperature": 1.0, "seed": 3, "max_tokens": 90, "ignore_eos": True, **params})
-        waiting = self.llm._admission.admit(prompt, asked, heard.append)
+        [waiting] = self.llm._admission.admit(prompt, asked, heard.append)
         self.llm._scheduler.submit(waiting, block=False)
         self.heard.append(heard)
         self.requests.append(waiting.request)

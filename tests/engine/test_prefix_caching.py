@@ -58,6 +58,13 @@ def told(output: RequestOutput) -> tuple[list[int], str, str]:
     return output.token_ids, output.text, output.finish_reason
 
 
+def test_of_several_outputs_one_computes_the_prompt_and_all_are_those_of_their_seeds(llm: LLM, forgetful: LLM) -> None:
+    several = llm.generate(SHARED, asked(n=3, cache_salt="several")).outputs
+    alone = [forgetful.generate(SHARED, asked(seed=3 + index, window=0)) for index in range(3)]
+    assert [told(output) for output in several] == [told(output) for output in alone]
+    assert [output.num_cached_tokens for output in several] == [0, 128, 128]
+
+
 def content(llm: LLM) -> dict[bytes, list[torch.Tensor]]:
     """What all caches hold in blocks whose content is known, by its hash."""
     table = llm.loop.room
@@ -133,7 +140,7 @@ def test_one_who_joins_while_the_first_is_in_prefill_finds_what_has_been_written
         prompt = [*SHARED, *SHARED[:100]]
         for seed, steps in ((1, 3), (2, 100)):  # 3 x 48 tokens are enqueued when the second one joins
             params, listen = asked(seed=seed), lambda item: item.output and outputs.append(item.output)
-            llm._scheduler.submit(llm._admission.admit(prompt, params, listen), block=False)
+            llm._scheduler.submit(*llm._admission.admit(prompt, params, listen), block=False)
             for _ in range(steps):
                 if llm.running or llm.waiting:
                     llm.loop.step()

@@ -103,7 +103,7 @@ class SharedMemory(RuleBasedStateMachine):
             return
         prompt, params = (*TRUNK[:shared], *own), {"ignore_eos": True, **params, "max_tokens": count}
         heard: list[StreamOutput] = []
-        waiting = self.llm._admission.admit(
+        [waiting] = self.llm._admission.admit(
             list(prompt), SamplingParams(**params, cache_salt=salt), heard.append, client=str(len(self.asked) % 2)
         )
         waiting.enforcement.result()

@@ -69,7 +69,7 @@ def drive(llm: LLM, requests: Requests, *, timeout_s: float = 120) -> list[Reque
                 outputs[index] = item.output
                 ended.release()
 
-        everybody.append(llm._admission.admit(prompt, SamplingParams(**params), listen))
+        everybody += llm._admission.admit(prompt, SamplingParams(**params), listen)
         everybody[-1].enforcement.result(timeout_s)
     queue = llm.loop.scheduler._changed
     with queue:  # the loop cannot look before all of them are there

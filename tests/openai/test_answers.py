@@ -28,7 +28,7 @@ def test_a_chat_is_the_answer_of_the_python_api(client: openai.OpenAI, llm: LLM)
     assert (choice.finish_reason, choice.seed) == ("stop", 7)
     assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
     assert answer.usage.completion_tokens == len(expected.token_ids)
-    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    assert answer.usage.prompt_tokens_details.cached_tokens == 64  # it was asked just before
     assert answer.usage.completion_tokens_details.reasoning_tokens == expected.reasoning_tokens > 0
     assert answer.usage.speculation == expected.speculation.to_json()
 
@@ -200,3 +200,67 @@ def test_logprobs_come_with_a_chat_and_with_a_completion(client: openai.OpenAI, 
     assert [len(each.top_logprobs) for each in content] == [len(each.top) for each in expected.logprobs]
     completion = client.completions.create(model=asked["model"], prompt="x", logprobs=1, max_tokens=3, seed=1)
     assert len(completion.choices[0].logprobs.token_logprobs) == completion.usage.completion_tokens
+
+
+def test_logprobs_of_a_stream_are_those_of_the_whole_answer(client: openai.OpenAI) -> None:
+    asked = asking(EXAMPLES[0], seed=7, max_tokens=12, logprobs=True, top_logprobs=1)
+    whole = client.chat.completions.create(**asked).choices[0].logprobs.content
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert [each for chunk in chunks if chunk.logprobs for each in chunk.logprobs.content] == whole
+    assert sum(chunk.logprobs is not None for chunk in chunks) > 1
+
+    text: dict[str, Any] = {"model": "demo", "prompt": "x", "logprobs": 2, "max_tokens": 9, "seed": 1}
+    completion = client.completions.create(**text).choices[0].logprobs
+    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**text, stream=True)]
+    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        told = [getattr(part, field) for part in parts if part is not None]
+        assert [each for part in told for each in part] == getattr(completion, field)
+
+
+def test_each_of_several_outputs_is_that_of_its_seed(client: openai.OpenAI, llm: LLM) -> None:
+    expected = [answer_of(llm, EXAMPLES[1], seed=7 + index) for index in range(3)]
+    asked = asking(EXAMPLES[1], seed=7, n=3)
+    answer = client.chat.completions.create(**asked)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.message.content for choice in answer.choices] == [each.text for each in expected]
+    assert [choice.seed for choice in answer.choices] == [7, 8, 9]
+    assert answer.usage.prompt_tokens == len(expected[0].prompt_token_ids)
+    assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in expected)
+    steps = [each.speculation.num_spec_steps for each in expected]
+    assert answer.usage.speculation["num_spec_steps"] == sum(steps)
+
+    texts, ends = ["", "", ""], [None, None, None]
+    *chunks, last = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    for choice in (chunk.choices[0] for chunk in chunks):
+        texts[choice.index] += choice.delta.content or ""
+        ends[choice.index] = choice.finish_reason or ends[choice.index]
+    assert (texts, ends) == ([each.text for each in expected], ["stop"] * 3)
+    assert (last.choices, last.usage.completion_tokens) == ([], answer.usage.completion_tokens)
+    texts = [choice.text for choice in client.completions.create(model="demo", prompt="x", n=2, max_tokens=5).choices]
+    assert len(texts) == 2
+
+
+def test_a_prompts_logprobs_come_with_the_end_of_a_choice_as_vllm_has_them(served: Served, llm: LLM) -> None:
+    asked = {"prompt": "Please send", "prompt_logprobs": 1, "max_tokens": 3, "seed": 1}
+    output = llm.generate("Please send", SamplingParams(prompt_logprobs=1, max_tokens=3, seed=1))
+    whole = served.ask("/v1/completions", asked)[1]["choices"][0]["prompt_logprobs"]
+    connection = served.send("/v1/completions", asked | {"stream": True})
+    *chunks, last = (chunk["choices"][0] for chunk in events(connection.getresponse()))
+    connection.close()
+    assert last["prompt_logprobs"] == whole
+    assert not any("prompt_logprobs" in chunk for chunk in chunks)
+    assert whole[0] is None
+    told = [each[str(token)]["logprob"] for each, token in zip(whole[1:], output.prompt_token_ids[1:], strict=True)]
+    assert told == [each.logprob for each in output.prompt_logprobs or ()]
+
+
+def test_token_ids_are_told_whole_and_in_a_stream(served: Served, llm: LLM) -> None:
+    asked = asking(EXAMPLES[0], seed=7, max_tokens=20, return_token_ids=True)
+    expected = answer_of(llm, EXAMPLES[0], seed=7, max_tokens=20)
+    choice = served.ask("/v1/chat/completions", asked)[1]["choices"][0]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == (expected.token_ids, expected.prompt_token_ids)
+    connection = served.send("/v1/chat/completions", asked | {"stream": True})
+    chunks = [chunk["choices"][0] for chunk in events(connection.getresponse())]
+    connection.close()
+    assert [token for chunk in chunks for token in chunk["token_ids"]] == expected.token_ids
+    assert chunks[-1]["prompt_token_ids"] == expected.prompt_token_ids

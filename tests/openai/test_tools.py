@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,7 +15,11 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tandemrt import LLM, SamplingParams, StructuredOutputs
-from tests.openai.client import EXAMPLES, Served
+from tandemrt.engines.options import RuntimeOptions
+from tandemrt.runtime.serve.server import Door
+from tests.openai.client import EXAMPLES, Served, events
+from tests.openai.conftest import serving
+from tools.demo.tokenizer import CHAT_TEMPLATE
 
 NESTED = {
     "type": "object",
@@ -118,11 +124,73 @@ def test_pydantic_ai_gets_an_object(served: Served) -> None:
     assert isinstance(asyncio.run(ask()), Size)
 
 
+@pytest.fixture(scope="module")
+def choosing(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The demo with a template that shows, as Llama's does, how calls are written."""
+    template = tmp_path_factory.mktemp("template") / "template.jinja"
+    shown = '{"name": function name, "parameters": dictionary of argument name and its value}'
+    template.write_text("{%- set shown = '" + shown + "' %}" + CHAT_TEMPLATE)
+    with serving(demo_bundle, Door(port=0), RuntimeOptions(threads=1, chat_template=str(template))) as running:
+        yield running
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_model_that_may_choose_writes_a_valid_call(choosing: Served, seed: int) -> None:
+    """It is made to like what a call begins with, each token once; what is in the call is held."""
+    liked = choosing.llm.tokenizer.encode('{"name": "', add_special_tokens=False)
+    bias = {str(token): 100 - 20 * at for at, token in enumerate(liked)}
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Two boxes."}],
+        "seed": seed,
+        "max_tokens": 200,
+        "tools": [tool("send", NESTED), tool("count", COUNT)],
+        "logit_bias": bias,
+        "repetition_penalty": 50,
+        "thinking_token_budget": 0,
+        "logprobs": True,
+    }
+    whole = choosing.ask("/v1/chat/completions", asked)[1]
+    choice = whole["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    schema = {"send": NESTED, "count": COUNT}[call["function"]["name"]]
+    jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
+    assert choice["finish_reason"] == "tool_calls"
+    plain = choosing.ask("/v1/chat/completions", asked | {"window": 0})[1]["choices"][0]
+    for said in (call, plain["message"]["tool_calls"][0]):
+        del said["id"]
+    assert (plain["message"], plain["logprobs"]) == (choice["message"], choice["logprobs"])
+
+    text, calls, logprobs = "", list[list[str]](), list[Any]()
+    connection = choosing.send("/v1/chat/completions", asked | {"stream": True})
+    for chunk in (chunk["choices"][0] for chunk in events(connection.getresponse())):
+        text += chunk["delta"].get("content", "")
+        logprobs += (chunk["logprobs"] or {"content": []})["content"]
+        for delta in chunk["delta"].get("tool_calls", ()):
+            if "id" in delta:
+                calls.append([delta["function"]["name"], ""])
+            calls[delta["index"]][1] += delta["function"]["arguments"]
+    connection.close()
+    assert (text or None, calls) == (choice["message"]["content"], [list(call["function"].values())])
+    assert logprobs == choice["logprobs"]["content"]
+
+
+def test_a_model_that_may_choose_may_write_text_alone(choosing: Served) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Two boxes."}], "seed": 1, "max_tokens": 20}
+    asked["thinking_token_budget"] = 0
+    chosen = choosing.ask("/v1/chat/completions", asked | {"tools": [tool("send", NESTED)]})[1]["choices"][0]
+    assert "tool_calls" not in chosen["message"]
+    assert chosen["message"]["content"]
+    status, body, _ = choosing.ask(
+        "/v1/chat/completions", asked | {"tools": [tool("a")], "structured_outputs": {"regex": "a"}}
+    )
+    assert (status, body["error"]["param"]) == (400, "tool_choice")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tools": [tool("a")]}, "tool_choice: auto .* is not supported"),
-        ({"tools": [tool("a")], "tool_choice": "auto"}, "tool_choice: auto .* is not supported"),
+        ({"tools": [tool("a")]}, "tool_choice: auto .* needs a model whose way of writing calls is known"),
+        ({"tools": [tool("a")], "tool_choice": "auto"}, "tool_choice: auto .* chat template shows none of those"),
         ({"tools": [tool("a")], "tool_choice": named("b")}, "tool_choice: must name one of the tools, a, received 'b'"),
         ({"tools": [tool("a"), tool("a")], "tool_choice": "required"}, "tools: .* received 'a' twice"),
         ({"tools": [tool("a b")], "tool_choice": "required"}, "tools.0.function.name: must match"),

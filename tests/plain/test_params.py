@@ -33,7 +33,7 @@ from tandemrt.engines.errors import BadRequest
         ({"cache_salt": ""}, "cache_salt: must .*got ''"),
         ({"cache_salt": 7}, "cache_salt: must be a valid string; got 7"),
         ({"cache_salt": b"salt"}, "cache_salt: must be a valid string; got b'salt'"),
-        ({"rule": "typical"}, "rule: .*'coupled' or 'rejection'; got 'typical'"),
+        ({"rule": "typical"}, "rule: .*'coupled', 'rejection' or 'synthetic'; got 'typical'"),
         ({"window": -1}, "window: "),
         ({"draft_sampling": "typical"}, "draft_sampling: .*'coupled'; got 'typical'"),
         ({"draft_sampling": "probabilistic"}, "must be greedy or coupled under the rule coupled; got probabilistic"),

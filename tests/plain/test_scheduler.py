@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,21 +73,24 @@ class SchedulerModel(RuleBasedStateMachine):
         for each in compiling:
             self.submit(each)
 
-    @rule(compiling=st.booleans())
-    def submit(self, compiling: bool) -> None:
-        enforcement: Future[Enforcement] = Future()
-        self.sent += 1  # each is longer than the one before it, so that its length tells who asks for room
-        waiting = make_waiting(prompt=[0] * self.sent, enforcement=enforcement if compiling else None)
+    @rule(compiling=st.booleans(), count=st.integers(1, 3))
+    def submit(self, compiling: bool, count: int = 1) -> None:
+        """All of them or none, whoever else waits."""
+        enforcements = [Future[Enforcement]() for _ in range(count)]
+        waiting = []
+        for enforcement in enforcements:
+            self.sent += 1  # each is longer than the one before it, so that its length tells who asks for room
+            waiting.append(make_waiting(prompt=[0] * self.sent, enforcement=enforcement if compiling else None))
         if self.closed:
             with pytest.raises(Closed, match="closed"):
-                self.scheduler.submit(waiting, block=True)
-        elif len(self.queue) - self.joining >= LIMIT:
+                self.scheduler.submit(*waiting, block=True)
+        elif len(self.queue) - self.joining + count > LIMIT:
             with pytest.raises(QueueFull):
-                self.scheduler.submit(waiting, block=False)
+                self.scheduler.submit(*waiting, block=False)
         else:
-            self.scheduler.submit(waiting, block=True)
-            self.queue.append(waiting)
-            self.compiling += [enforcement] if compiling else []
+            self.scheduler.submit(*waiting, block=True)
+            self.queue += waiting
+            self.compiling += enforcements if compiling else []
 
     @property
     def joining(self) -> int:
@@ -275,6 +279,27 @@ def test_slots_that_nobody_fits_into_make_no_room_in_the_queue() -> None:
     room.count = None
     [_] = scheduler.admit(slots).joined
     scheduler.submit(make_waiting(), block=False)
+
+
+def test_one_with_the_prompt_of_another_waits_until_that_one_has_put_it_into_the_caches() -> None:
+    scheduler, slots = opened(4, 4, Turnstile())
+    first = make_waiting()
+    second, third = (replace(make_waiting(), leader=first.request) for _ in range(2))
+    scheduler.submit(first, second, third, block=False)
+    [running] = scheduler.admit(slots).joined
+    assert scheduler.admit(slots).joined == []
+    slots.know(running, 1)
+    assert len(scheduler.admit(slots).joined) == 2
+
+
+def test_one_with_the_prompt_of_another_does_not_wait_for_one_that_has_ended() -> None:
+    scheduler, slots = opened(4, 4, Turnstile())
+    first = make_waiting()
+    scheduler.submit(first, replace(make_waiting(), leader=first.request), block=False)
+    first.request.cancel()
+    [dropped] = scheduler.drop_waiting(time.monotonic())
+    first.request.end(dropped.reason)
+    assert len(scheduler.admit(slots).joined) == 1
 
 
 @pytest.mark.parametrize("timeout_s", [None, 1e9, 1e300])

@@ -185,6 +185,19 @@ def test_the_loop_wakes_for_a_request_that_had_to_leave_while_all_others_compile
     assert scheduler.waiting == 2
 
 
+def test_the_outputs_of_a_prompt_displace_others_together_or_not_at_all() -> None:
+    def asking(client: str, count: int) -> list[Waiting]:
+        return [make_waiting(client=client, enforcement=Future()) for _ in range(count)]
+
+    scheduler, _ = opened(1, 5)
+    scheduler.submit(*asking("flood", 6), block=False)  # one for the slot
+    with pytest.raises(QueueFull, match=r"at most 5 requests may wait and as many do, or would with 4 more; send"):
+        scheduler.submit(*asking("quiet", 4), block=False)
+    assert scheduler.drop_waiting(time.monotonic()) == []
+    scheduler.submit(*asking("quiet", 2), block=False)
+    assert [each.waiting.request.client for each in scheduler.drop_waiting(time.monotonic())] == ["flood", "flood"]
+
+
 def test_who_had_to_leave_is_told_so_also_when_the_runtime_closes() -> None:
     scheduler, _ = opened(1, 1)
     for client in ("flood", "flood", "quiet"):

@@ -46,6 +46,15 @@ def test_the_pieces_of_a_stream_join_to_the_same_output(demo: Client, llm: LLM, 
     assert [piece.get("finish_reason") for piece in pieces] == [None] * (len(pieces) - 1) + [expected.finish_reason]
 
 
+def test_several_outputs_come_in_one_stream(demo: Client, llm: LLM) -> None:
+    pieces = demo.stream(**asking(EXAMPLES[2], seed=12, n=2))
+    for index in range(2):
+        expected = ask_python(llm, seed=12 + index)
+        assert "".join(piece["text_output"] for piece in pieces if piece["index"] == index) == expected.text
+        [seed] = [piece["seed"] for piece in pieces if piece["index"] == index and "seed" in piece]
+        assert seed == 12 + index
+
+
 def test_grpc_gives_one_response_or_many_with_the_same_text(demo: Client, llm: LLM) -> None:
     expected = ask_python(llm, seed=13, temperature=0.7)
     [single] = demo.grpc(**asking(EXAMPLES[2], seed=13, temperature=0.7))

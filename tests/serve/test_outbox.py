@@ -134,7 +134,7 @@ def streaming(sender: Sender, outbox: Any) -> Any:
     from tandemrt.runtime.triton.requests import read_request
     from tandemrt.runtime.triton.responses import Reply
 
-    request = SimpleNamespace(prompt=[1], cancel=lambda: None)
+    request = SimpleNamespace(prompt=[1], cancel=lambda: None, others=())
     llm: Any = SimpleNamespace(submit=lambda *_, **__: request)
     reply = Reply(sender, read_request({}, {"text_input": "Hello", "stream": True}), outbox)
     reply.start(llm)

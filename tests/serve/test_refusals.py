@@ -21,7 +21,7 @@ HELLO = {"text_input": "Hello", "max_tokens": 4}
         ({"text_input": "", "max_tokens": 4}, "at least one token"),
         ({**HELLO, "max_tokns": 4}, "max_tokns: is no input of this model (did you mean 'max_tokens'?)"),
         ({**HELLO, "parameters": {"top_a": 1}}, "top_a: is no input"),
-        ({**HELLO, "n": 2}, "n: is not supported"),
+        ({**HELLO, "n": 2}, "n: several outputs come as a stream, received 2 without; send stream true"),
         ({**HELLO, "length_penalty": 0.5}, "length_penalty: is not supported"),
         ({**HELLO, "logit_bias": '{"7": 101}'}, "logit_bias.7: must be at most 100.0"),
         ({**HELLO, "temperature": -1.0}, "temperature: must be at least 0"),
@@ -101,8 +101,8 @@ def test_oversized_inputs_are_answered_and_harm_nobody(demo: Client, body: dict[
 
 
 def test_an_error_in_a_stream_is_an_event_and_the_end_of_it(demo: Client) -> None:
-    [event] = demo.stream(**HELLO, n=3)
-    assert "n: is not supported" in event["error"]
+    [event] = demo.stream(**HELLO, beam_width=3)
+    assert "beam_width: is not supported" in event["error"]
 
 
 def test_a_request_that_runs_out_of_time_keeps_its_text(demo: Client) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +64,7 @@ def output(reason: str, tokens: list[int], **more: Any) -> RequestOutput:
 
 def answered(responses: Any, last: RequestOutput, failure: Exception | None = None) -> dict[str, Any]:
     """The one response to a request that ended with ``last``: its error, or its tensors by name."""
-    sender, request = Sender(), SimpleNamespace(prompt=[1], cancel=lambda: None, failure=failure)
+    sender, request = Sender(), SimpleNamespace(prompt=[1], cancel=lambda: None, failure=failure, others=())
     outbox = SimpleNamespace(put=lambda reply: reply.send())
     reply = responses.Reply(sender, read_request({}, {"text_input": "Hello"}), outbox)
     reply.start(SimpleNamespace(submit=lambda *_, **__: request))
@@ -71,6 +72,23 @@ def answered(responses: Any, last: RequestOutput, failure: Exception | None = No
     [(response, flags)] = sender.sent
     assert flags == 1
     return {"error": response["error"]} if "error" in response else dict(response["output_tensors"])
+
+
+def test_of_several_outputs_each_has_its_responses_and_the_last_one_is_final(responses: Any) -> None:
+    sender = Sender()
+    second = SimpleNamespace(prompt=[1], cancel=lambda: None, failure=None)
+    first = SimpleNamespace(prompt=[1], cancel=lambda: None, failure=None, others=(second,))
+    ask = read_request({}, {"text_input": "Hello", "n": 2, "stream": True, "exclude_input_in_output": False})
+    reply = responses.Reply(sender, ask, SimpleNamespace(put=lambda reply: reply.send()))
+    reply.start(SimpleNamespace(submit=lambda *_, **__: first))
+    for index, text, last in ((1, "b", None), (0, "a", None), (0, "c", output("stop", [5]))):
+        reply.listen(StreamOutput(Delta(text=text), token_ids=[5], output=last, index=index))
+    reply.listen(StreamOutput(Delta(), [], replace(output("length", [5]), index=1), index=1))
+    told = [(dict(sent["output_tensors"]), flags) for sent, flags in sender.sent]
+    assert [(said["index"], said["text_output"], flags) for said, flags in told] == [
+        ([1], [b"Hellob"], 0), ([0], [b"Helloa"], 0), ([0], [b"c"], 0), ([1], [b""], 1),
+    ]  # fmt: skip
+    assert [said.get("finish_reason") for said, _ in told] == [None, None, [b"stop"], [b"length"]]
 
 
 @pytest.mark.parametrize(

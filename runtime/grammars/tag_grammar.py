@@ -1,0 +1,169 @@
+"""The grammar of a structural tag, as llguidance reads it: rules over lexemes, of which it takes the longest.
+
+A control token is no text: where a tag begins or ends with the text of one, the token stands beside that text.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.structural_tag import (
+    AnyText,
+    ConstString,
+    Format,
+    JsonSchema,
+    Or,
+    Regex,
+    SequenceOf,
+    Tag,
+    TagsWithSeparator,
+    TriggeredTags,
+    tags_of,
+)
+
+_ANY = r"(.|\n)"
+
+
+class TagGrammar:
+    """Writes one grammar.
+
+    Args:
+        control: the ids of control tokens by their texts.
+        schema_rule: writes the rule of a JSON schema.
+    """
+
+    def __init__(self, control: Mapping[str, int], schema_rule: Callable[[Any], str]) -> None:
+        self._control = control
+        self._schema_rule = schema_rule
+        self._lines: list[str] = []
+        self.lexemes: list[str] = []  # the definitions of those that must fit some text
+
+    def write(self, part: Format) -> str:
+        """Return the rules. Raises ValueError for a trigger with a control token in it that is not its beginning."""
+        start = self._part(part, ())
+        return "\n".join([f"start: {start}", *self._lines])
+
+    def _part(self, part: Format, ends: Sequence[str]) -> str:
+        """An expression for ``part`` and, as the content of a tag, one of the ``ends`` behind it."""
+        match part:
+            case AnyText(excludes=excludes):
+                return self._free(f"/{_ANY}*/", excludes, ends)
+            case Regex(pattern=pattern):
+                return self._free(f"/{patterns.full(pattern)}/", (), ends)
+            case SequenceOf(elements=elements):
+                return " ".join([*(self._part(each, ()) for each in elements[:-1]), self._part(elements[-1], ends)])
+            case Or(elements=elements):
+                return _either(self._part(each, ends) for each in elements)
+            case ConstString(value=value):
+                return self._before(self._text(value), ends)
+            case JsonSchema(json_schema=schema):
+                return self._before(self._named("rule", self._schema_rule(schema)), ends)
+            case Tag(begin=begin):
+                return self._before(f"{self._text(begin)} {self._part(part.content, part.ends)}", ends)
+            case TriggeredTags():
+                return self._triggered(part)
+            case TagsWithSeparator(tags=tags):
+                tag = _either(self._part(tag, ()) for tag in tags)
+                several = tag if part.stop_after_first else f"{tag} ({self._text(part.separator)} {tag})*"
+                return several if part.at_least_one else f"({several})?"
+
+    def _triggered(self, part: TriggeredTags) -> str:
+        free = self._named("FREE", f"/{_ANY}+/ & {_without([*part.triggers, *part.excludes])}")
+        tagged = []
+        for trigger, tags in tags_of(part):
+            rests = [tag.begin[len(trigger) :] for tag in tags]
+            body = self._named(
+                "rule",
+                _either(
+                    f"{self._text(rest)} {self._part(tag.content, tag.ends)}"
+                    for rest, tag in zip(rests, tags, strict=True)
+                ),
+            )
+            others = [each for each in part.triggers if each != trigger]
+            head = f"{_first([trigger])}{_and_without([*others, *part.excludes])}"
+            tagged.append(f"{self._named('HEAD', head)} {body}")
+            control, *rest = self._split(trigger)
+            if isinstance(control, int):
+                tagged.append(f"{free}? {_token(control)} {self._spelled(rest)} {body}")
+            elif rest:
+                raise ValueError(f"a control token must be the beginning of a trigger, got {trigger!r}")
+        tag = f"({' | '.join(tagged)})"
+        match part.at_least_one, part.stop_after_first:
+            case True, True:
+                return tag
+            case False, True:
+                return f"({tag} | {free})?"
+            case True, False:
+                return f"{tag}+ {free}?"
+        return f"{tag}* {free}?"
+
+    def _free(self, expression: str, excludes: Sequence[str], ends: Sequence[str]) -> str:
+        """Text that ends where the first of ``ends`` does; without any, where it will."""
+        if not ends:
+            return self._named("TEXT", f"{expression}{_and_without(excludes)}")
+        one = f"({'|'.join(map(patterns.literal, ends))})"
+        closed = f"/({expression[1:-1]}){one}/ & ~/{_ANY}*{one}{_ANY}+/{_and_without(excludes)}"
+        ways = [self._named("TEXT", closed)]
+        text = f"{expression}{_and_without([*excludes, *ends])}"
+        ways += [
+            f"{self._named('TEXT', text)} {self._spelled(self._split(end))}"
+            for end in ends
+            if isinstance(self._split(end)[0], int)
+        ]
+        return _either(ways)
+
+    def _before(self, expression: str, ends: Sequence[str]) -> str:
+        return f"{expression} {_either(map(self._text, ends))}" if ends else expression
+
+    def _text(self, text: str) -> str:
+        """An expression for ``text``, in either spelling."""
+        parts = self._split(text)
+        plain = _quoted(text)
+        return plain if all(isinstance(part, str) for part in parts) else _either([plain, self._spelled(parts)])
+
+    def _spelled(self, parts: Iterable[str | int]) -> str:
+        return " ".join(_quoted(part) if isinstance(part, str) else _token(part) for part in parts)
+
+    def _split(self, text: str) -> list[str | int]:
+        """``text`` as control tokens and what stands between them."""
+        found = [(text.find(name), -len(name), token) for name, token in self._control.items() if name in text]
+        if not found:
+            return [text]
+        at, length, token = min(found)
+        before, behind = text[:at], text[at - length :]
+        return [*([before] if before else []), token, *(self._split(behind) if behind else [])]
+
+    def _named(self, kind: str, expression: str) -> str:
+        name = f"{kind}_{len(self._lines)}" if kind.islower() else f"{kind}{len(self._lines)}"
+        self._lines.append(f"{name}: {expression}")
+        if kind in ("HEAD", "TEXT"):
+            self.lexemes.append(self._lines[-1])
+        return name
+
+
+def _first(words: Sequence[str]) -> str:
+    """Text that ends where one of ``words`` is complete for the first time."""
+    one = f"({'|'.join(map(patterns.literal, words))})"
+    return f"/{_ANY}*{one}/ & ~/{_ANY}*{one}{_ANY}+/"
+
+
+def _without(words: Iterable[str]) -> str:
+    return f"~/{_ANY}*({'|'.join(map(patterns.literal, words))}){_ANY}*/"
+
+
+def _and_without(words: Sequence[str]) -> str:
+    return f" & {_without(words)}" if words else ""
+
+
+def _either(ways: Iterable[str]) -> str:
+    found = list(ways)
+    return found[0] if len(found) == 1 else f"({' | '.join(found)})"
+
+
+def _token(token: int) -> str:
+    return f"<[{token}]>"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
