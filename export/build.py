@@ -24,6 +24,7 @@ from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import read_header
+from tandemrt.export.read.hub import with_checkpoints
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.tensors import named
 from tandemrt.export.staging import check_destination, place, staged
@@ -77,7 +78,7 @@ def build(
 def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling: CompileOptions) -> BuildReport:
     check_destination(out, recipe.name, force=force)
     compiling.require_use(recipe)
-    recipe.require_checkpoints()
+    recipe = with_checkpoints(recipe, clock.begin, compiling.progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
         vocabulary = models[0].vocabulary
