@@ -39,6 +39,7 @@ class Packed(NamedTuple):
 
 NO_PROMPTS = Packed(0, 0)
 TILE = 128  # rows that a product computes at a time on a GPU: a call of one more token costs as much as one of all
+QUICK = 1024  # tokens of a call that a GPU may have computed before its host has enqueued it
 _LEAST = 16  # tokens of a packed call
 
 

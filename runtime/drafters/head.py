@@ -152,7 +152,9 @@ class HeadDrafter(StepwiseDrafter):
         if prompts != NO_PROMPTS:
             sizes = beside(0, prompts)
             call = self._prompts_call(tokens, sizes)
-            self._graphs.run_with_prompts(("draft", tokens, sizes), call.run, call, capturable=self._capturable)
+            self._graphs.run_with_prompts(
+                ("draft", tokens, sizes), call.run, call, tokens=sizes.prompt_tokens, capturable=self._capturable
+            )
 
     def verified(self, this: Round) -> None:
         """See Drafter.verified. What was emitted is paired with the states that the target computed for the window."""

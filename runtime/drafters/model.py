@@ -121,7 +121,8 @@ class ModelDrafter(StepwiseDrafter):
             self._runs.windows(batch, 2, sizes).copy_(self._state.newest[:batch])
             self._chain(batch, window, first, keep_probs=keep_probs, filters=filters)
 
-        self._graphs.run_with_prompts((*key, sizes), work, first, capturable=self._capturable)
+        tokens = 2 * batch + sizes.prompt_tokens
+        self._graphs.run_with_prompts((*key, sizes), work, first, tokens=tokens, capturable=self._capturable)
         return draft_probs
 
     def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:  # noqa: ARG002
@@ -168,9 +169,8 @@ class ModelDrafter(StepwiseDrafter):
     def _take_in(self, runs: PromptRuns, sizes: Packed) -> None:
         alone = calls.beside(0, sizes)
         call = self._prompts_call(runs, alone)
-        self._graphs.run_with_prompts(
-            ("draft", runs is self._missed, alone), call.run, call, capturable=self._capturable
-        )
+        key, tokens = ("draft", runs is self._missed, alone), alone.prompt_tokens
+        self._graphs.run_with_prompts(key, call.run, call, tokens=tokens, capturable=self._capturable)
 
     def _prefill(self, slot: int, tokens: torch.Tensor, length: torch.Tensor) -> None:
         prefill_call(self._engines["draft"], self._cache, slot, tokens, length, self._logits).run()

@@ -2,7 +2,8 @@
 
 What is captured are the rounds of requests that ask for nothing unusual, with filters and without: every shape of
 engines/calls.py. Windows that a request lowers or a constraint fills, the rejection rule and adjusted logits are
-captured when they occur. Calls with prompts are run in every size, and captured when their shape comes again.
+captured when they occur. Calls with prompts are run in every size; small ones are captured when their shape comes
+again.
 """
 
 from collections.abc import Callable
@@ -13,8 +14,6 @@ from tandemrt.runtime.round.planner import Chunk, plan, total
 from tandemrt.runtime.round.round import Round
 
 _MOST_TOKENS = 4096  # of a call: a larger one takes so long that what its first run takes beyond that is no matter
-
-_QUICK = 1024  # tokens of a call that a device may have computed before its host has enqueued it
 
 Progress = Callable[[int, int], None]  # graphs' rounds done, and in all
 
@@ -65,7 +64,7 @@ def _run_prompts(loop: Loop) -> None:
     for number in sorted({min(4**power, slots) for power in range(slots.bit_length())}):
         _run_packed(loop, 0, number, number)
     for size in sizes:
-        if query < size <= min(budget, _QUICK):
+        if query < size <= min(budget, calls.QUICK):
             for _ in range(2):
                 _run_packed(loop, 1, size - query, 1)
 

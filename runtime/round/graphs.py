@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from tandemrt.engines.calls import QUICK
 from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.metrics import Metrics
 
@@ -25,7 +26,7 @@ class Graphs:
 
     ``enabled`` False, a piece that cannot be captured, and a CPU run the piece as it is. What ran so is counted by
     reason in ``Metrics.eager_runs``: ``cpu``, ``off``, ``engine`` (one that reads on the host), ``prompts`` (pieces
-    with prompts whose shape is new), ``capture-failed``, ``capture-mismatch``.
+    with prompts that are large, or whose shape is new), ``capture-failed``, ``capture-mismatch``.
     """
 
     def __init__(self, device: torch.device, metrics: Metrics, *, enabled: bool = True) -> None:
@@ -60,14 +61,17 @@ class Graphs:
             graph.replay()
             self._metrics.graph_replays += 1
 
-    def run_with_prompts(self, key: Hashable, work: Callable[[], None], keep: Any, *, capturable: bool = True) -> None:
+    def run_with_prompts(
+        self, key: Hashable, work: Callable[[], None], keep: Any, *, tokens: int, capturable: bool = True
+    ) -> None:
         """Run ``work`` with prompts, of which there are many shapes: captured when one occurs for the second time.
 
-        The call is enqueued first, so that the device computes it meanwhile. It changes no state, and its engines have
-        run in this size, so neither warm-up nor check is needed. The least recent graphs are given up; ``keep`` is what
-        the graph reads and writes.
+        Of more than QUICK ``tokens``, a capture would take longer than it ever saves, and they run eagerly. The call is
+        enqueued first, so that the device computes it meanwhile. It changes no state, and its engines have run in this
+        size, so neither warm-up nor check is needed. The least recent graphs are given up; ``keep`` is what the graph
+        reads and writes.
         """
-        if self._off or not capturable:
+        if self._off or not capturable or tokens > QUICK:
             self.run_eagerly(work, "prompts")
             return
         graph, _ = self._prompts.pop(key, (None, None))

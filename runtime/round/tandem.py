@@ -120,7 +120,9 @@ class Tandem:
             call.run()
 
         capturable = self.engines["target"].capturable
-        self._graphs.run_with_prompts(("target", batch, window, prompts), work, call, capturable=capturable)
+        tokens = batch * (window + 1) + prompts.prompt_tokens
+        key = ("target", batch, window, prompts)
+        self._graphs.run_with_prompts(key, work, call, tokens=tokens, capturable=capturable)
 
     def _bind_score(self, batch: int, window: int) -> Call:
         rows = window + 1
