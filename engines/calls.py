@@ -39,6 +39,7 @@ class Packed(NamedTuple):
 
 NO_PROMPTS = Packed(0, 0)
 TILE = 128  # rows that a product computes at a time on a GPU: a call of one more token costs as much as one of all
+QUICK = 1024  # tokens of a call that a GPU may have computed before its host has enqueued it
 _LEAST = 16  # tokens of a packed call
 
 
@@ -94,11 +95,12 @@ def rounds(slots: int, windows_of: Callable[[int], Iterable[int]]) -> list[Shape
 def packed(windows: int, tokens: int, runs: int) -> Packed:
     """The packed call that has room for ``tokens`` of ``runs`` prompts beside ``windows`` tokens of windows.
 
-    Few sizes, so that each is bound once: the call has a power of two of tokens, or, from TILE on, a multiple of it.
+    Few sizes, so that the same come again: the call has a power of two of tokens, or, from TILE on, a multiple of it,
+    and a power of four of runs, of which those without tokens cost nothing.
     """
     if not tokens:
         return NO_PROMPTS
-    return Packed(_whole(windows + tokens) - windows, 1 << (runs - 1).bit_length())
+    return Packed(_whole(windows + tokens) - windows, _power_of_four(runs))
 
 
 def beside(windows: int, prompts: Packed) -> Packed:
@@ -114,7 +116,7 @@ def packed_sizes(most: int) -> list[int]:
 
 def largest_prompts(batch: int, chunk: int) -> Packed:
     """What ``packed`` has at most, and ``beside`` of it, for ``chunk`` prompt tokens of ``batch`` prompts."""
-    return Packed(max(chunk, TILE) + 2 * TILE, 1 << (batch - 1).bit_length())
+    return Packed(max(chunk, TILE) + 2 * TILE, _power_of_four(batch))
 
 
 def most_query(window: int) -> int:
@@ -129,6 +131,10 @@ def unpadded(windows: int, most: int) -> int:
     """
     fitting = (windows + most) // TILE * TILE - windows
     return fitting if 2 * fitting >= most else most
+
+
+def _power_of_four(runs: int) -> int:
+    return int(1 << -(-(runs - 1).bit_length() // 2) * 2)
 
 
 def _whole(tokens: int) -> int:

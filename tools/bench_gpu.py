@@ -108,6 +108,9 @@ def main(
     arrivals: Annotated[
         int, typer.Option(help="Prompts that come beside as many requests that decode; 0 leaves it out.", min=0)
     ] = 16,
+    beside: Annotated[
+        str, typer.Option(help="Prompt tokens a round beside requests that decode, of further arrivals; empty: none.")
+    ] = "1024",
     long: Annotated[int, typer.Option(help="Tokens of a long prompt; 0 leaves it out.", min=0)] = 32_000,
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures here, after every part.")] = None,
 ) -> None:
@@ -158,8 +161,10 @@ def main(
             if at_once and shared:
                 bench.part("shared beginnings", partial(parts.shared, at_once, shared))
             if arrivals:
-                bench.part("arrivals", partial(parts.arrivals, arrivals, 0))
-                bench.part("arrivals, drafted", partial(parts.arrivals, arrivals, window))
+                for budget in (None, *(min(each, bundle.limits.prefill_chunk) for each in numbers(beside))):
+                    for drafted in (0, window):
+                        name = f"arrivals, window {drafted}, {budget or 'default'} beside"
+                        bench.part(name, partial(parts.arrivals, arrivals, drafted, budget))
             if at_once and device.startswith("cuda"):
                 bench.part("busy", partial(parts.busy, min(16, max(at_once))))
         if long:

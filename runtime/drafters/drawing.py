@@ -43,6 +43,7 @@ class DrawingDrafter(Unmoved):
         draft = engines["draft"]
         self._vocab = logits_width(draft.contract)
         self._device, self._dtype = draft.device, getattr(torch, draft.contract["logits"].dtype)
+        self._capturable = all(engines[name].capturable for name in ("draft", "propose", "propose_probs"))
         self._draft_probs = Buffer((slots, window, self._vocab), torch.float32, self._device)
 
     def _proposal(self, this: Round) -> tuple[Buffer | None, list[torch.Tensor]]:
@@ -54,8 +55,7 @@ class DrawingDrafter(Unmoved):
 
     def _run(self, key: tuple[object, ...], work: Callable[[], None], outputs: list[torch.Tensor]) -> None:
         """Run ``work``, captured if all engines of a draft can be."""
-        capturable = all(self._engines[name].capturable for name in ("draft", "propose", "propose_probs"))
-        self._graphs.run(key, work, outputs=outputs, capturable=capturable)
+        self._graphs.run(key, work, outputs=outputs, capturable=self._capturable)
 
     def _bind_law(self, tensors: dict[str, torch.Tensor], probs: torch.Tensor | None, *, filters: bool) -> Call:
         """The call that draws; ``probs``: where the law goes that was drawn from."""

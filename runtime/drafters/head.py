@@ -150,7 +150,11 @@ class HeadDrafter(StepwiseDrafter):
         tokens, prompts = this.windows if this.batch else 0, this.prompts
         self._fuse_call(tokens + prompts.prompt_tokens).run()
         if prompts != NO_PROMPTS:
-            self._graphs.run_eagerly(self._prompts_call(tokens, beside(0, prompts)).run, "prompts")
+            sizes = beside(0, prompts)
+            call = self._prompts_call(tokens, sizes)
+            self._graphs.run_with_prompts(
+                ("draft", tokens, sizes), call.run, call, tokens=sizes.prompt_tokens, capturable=self._capturable
+            )
 
     def verified(self, this: Round) -> None:
         """See Drafter.verified. What was emitted is paired with the states that the target computed for the window."""

@@ -108,13 +108,21 @@ class ModelDrafter(StepwiseDrafter):
         batch, window, filters, prompts = this.batch, this.window, this.filters, self._fed(this)
         draft_probs, outputs = self._proposal(this)
 
-        def work() -> None:
-            self._chain(batch, window, prompts, keep_probs=draft_probs is not None, filters=filters)
-
-        if prompts != NO_PROMPTS:
-            self._graphs.run_eagerly(work, "prompts")
+        keep_probs = draft_probs is not None
+        key = ("propose", batch, window, not keep_probs, filters)
+        if prompts == NO_PROMPTS:
+            self._run(key, lambda: self._chain(batch, window, None, keep_probs=keep_probs, filters=filters), outputs)
             return draft_probs
-        self._run(("propose", batch, window, draft_probs is None, filters), work, outputs)
+        sizes = calls.beside(2 * batch, prompts)
+        first = self._packed_call(batch, sizes)
+
+        def work() -> None:
+            assert self._runs is not None
+            self._runs.windows(batch, 2, sizes).copy_(self._state.newest[:batch])
+            self._chain(batch, window, first, keep_probs=keep_probs, filters=filters)
+
+        tokens = 2 * batch + sizes.prompt_tokens
+        self._graphs.run_with_prompts((*key, sizes), work, first, tokens=tokens, capturable=self._capturable)
         return draft_probs
 
     def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:  # noqa: ARG002
@@ -125,17 +133,15 @@ class ModelDrafter(StepwiseDrafter):
         """The prompts of a round, if any of them are wanted here."""
         return this.prompts if self._feeds else NO_PROMPTS
 
-    def _chain(self, batch: int, window: int, prompts: Packed, *, keep_probs: bool, filters: bool) -> None:
+    def _chain(self, batch: int, window: int, first: Call | None, *, keep_probs: bool, filters: bool) -> None:
+        """Draft step by step; ``first``: the first run, where prompts ride along with it."""
         length = self._state.view("length", batch)
         # A text of one token has no previous one: `newest` repeats it, and its first copy is the one to score.
         torch.add(length, self._steps, out=self._index[:, :batch]).clamp_(min=0)
         torch.clamp(length, max=1, out=self._score_rows.view(batch)).add_(self._first_rows[:batch])
 
         def run(step: int) -> None:
-            if step == 0 and prompts != NO_PROMPTS:
-                self._run_packed(batch, prompts)
-            else:
-                self._run_call(batch, step).run()
+            (first if first is not None and step == 0 else self._run_call(batch, step)).run()
 
         self._draw(batch, window, run, keep_probs=keep_probs, filters=filters)
 
@@ -161,17 +167,13 @@ class ModelDrafter(StepwiseDrafter):
             self._prefill(slot, tokens, self._index[0, :1])
 
     def _take_in(self, runs: PromptRuns, sizes: Packed) -> None:
-        self._graphs.run_eagerly(self._prompts_call(runs, calls.beside(0, sizes)).run, "prompts")
+        alone = calls.beside(0, sizes)
+        call = self._prompts_call(runs, alone)
+        key, tokens = ("draft", runs is self._missed, alone), alone.prompt_tokens
+        self._graphs.run_with_prompts(key, call.run, call, tokens=tokens, capturable=self._capturable)
 
     def _prefill(self, slot: int, tokens: torch.Tensor, length: torch.Tensor) -> None:
         prefill_call(self._engines["draft"], self._cache, slot, tokens, length, self._logits).run()
-
-    def _run_packed(self, batch: int, prompts: Packed) -> None:
-        """The first run of a round, with its prompts."""
-        assert self._runs is not None
-        sizes = calls.beside(2 * batch, prompts)
-        self._runs.windows(batch, 2, sizes).copy_(self._state.newest[:batch])
-        self._packed_call(batch, sizes).run()
 
     def _bind_run(self, batch: int, step: int) -> Call:
         first, engine = step == 0, self._engines["draft"]

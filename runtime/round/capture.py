@@ -2,7 +2,8 @@
 
 What is captured are the rounds of requests that ask for nothing unusual, with filters and without: every shape of
 engines/calls.py. Windows that a request lowers or a constraint fills, the rejection rule and adjusted logits are
-captured when they occur. Rounds with prompts are not captured; their calls are run, in every size.
+captured when they occur. Calls with prompts are run in every size; small ones are captured when their shape comes
+again.
 """
 
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def _run(loop: Loop, this: Round) -> None:
 
 def _run_prompts(loop: Loop) -> None:
     """Calls with prompts of every size, the largest first, and with every number of them: engines grow, choose kernels
-    and set up libraries now.
+    and set up libraries now. Those of a lone request are captured, where the device is quicker than its host.
 
     Slots without requests lie in the scratch block. Over a linear cache, prompts and windows are alike.
     """
@@ -56,12 +57,16 @@ def _run_prompts(loop: Loop) -> None:
     if loop.tandem.runs is None:
         return
     largest = slots * query + calls.packed(slots * query, budget, slots).prompt_tokens
-    for size in reversed(calls.packed_sizes(min(largest, _MOST_TOKENS))):
+    sizes = calls.packed_sizes(min(largest, _MOST_TOKENS))
+    for size in reversed(sizes):
         batch = min(slots, (size - 1) // query) if size > budget else 0
         _run_packed(loop, batch, size - batch * query, slots)
-    for power in range(calls.largest_prompts(slots, budget).prompts.bit_length()):
-        number = min(1 << power, slots)
+    for number in sorted({min(4**power, slots) for power in range(slots.bit_length())}):
         _run_packed(loop, 0, number, number)
+    for size in sizes:
+        if query < size <= min(budget, calls.QUICK):
+            for _ in range(2):
+                _run_packed(loop, 1, size - query, 1)
 
 
 def _run_packed(loop: Loop, batch: int, tokens: int, prompts: int) -> None:
@@ -75,6 +80,9 @@ def _run_packed(loop: Loop, batch: int, tokens: int, prompts: int) -> None:
     texts = {chunk.slot: [0] * (each + 1) for chunk in chunks}
     runs.write(chunks, texts, this.prompts)
     loop.drafter.reads(chunks, texts, this.prompts)
-    loop.drafter.skip(this)
+    if window and loop.drafter.ahead:
+        loop.drafter.propose(this)
+    else:
+        loop.drafter.skip(this)
     loop.tandem.score(this)
     loop.drafter.scored(this)

@@ -6,12 +6,16 @@ it is asked for by one key: only what the tensors hold may change.
 
 import gc
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
+from tandemrt.engines.calls import QUICK
 from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.metrics import Metrics
 
+MOST_PROMPTS = 128  # shapes with prompts that are known, as graphs or as having occurred
 WARM_UPS = 3  # engines choose kernels, grow their arenas and set up libraries in their first runs
 
 log = logging.getLogger(__name__)
@@ -22,7 +26,7 @@ class Graphs:
 
     ``enabled`` False, a piece that cannot be captured, and a CPU run the piece as it is. What ran so is counted by
     reason in ``Metrics.eager_runs``: ``cpu``, ``off``, ``engine`` (one that reads on the host), ``prompts`` (pieces
-    with prompts, which hardly ever have the same shape twice), ``capture-failed``, ``capture-mismatch``.
+    with prompts that are large, or whose shape is new), ``capture-failed``, ``capture-mismatch``.
     """
 
     def __init__(self, device: torch.device, metrics: Metrics, *, enabled: bool = True) -> None:
@@ -30,6 +34,7 @@ class Graphs:
         self._metrics = metrics
         self._off = "cpu" if device.type != "cuda" else "" if enabled else "off"
         self._graphs: dict[Hashable, Any] = {}  # a torch.cuda.CUDAGraph, or why there is none
+        self._prompts: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()  # the same and what it keeps, newest last
 
     def run(
         self,
@@ -55,6 +60,40 @@ class Graphs:
         else:
             graph.replay()
             self._metrics.graph_replays += 1
+
+    def run_with_prompts(
+        self, key: Hashable, work: Callable[[], None], keep: Any, *, tokens: int, capturable: bool = True
+    ) -> None:
+        """Run ``work`` with prompts, of which there are many shapes: captured when one occurs for the second time.
+
+        Of more than QUICK ``tokens``, a capture would take longer than it ever saves, and they run eagerly. The call is
+        enqueued first, so that the device computes it meanwhile. It changes no state, and its engines have run in this
+        size, so neither warm-up nor check is needed. The least recent graphs are given up; ``keep`` is what the graph
+        reads and writes.
+        """
+        if self._off or not capturable or tokens > QUICK:
+            self.run_eagerly(work, "prompts")
+            return
+        graph, _ = self._prompts.pop(key, (None, None))
+        if isinstance(graph, torch.cuda.CUDAGraph):
+            graph.replay()
+            self._metrics.graph_replays += 1
+        else:
+            self.run_eagerly(work, graph or "prompts")
+        if graph == "prompts":
+            graph = self._try_capture(key, work)
+        self._prompts[key] = graph or "prompts", keep
+        if len(self._prompts) > MOST_PROMPTS:
+            self._prompts.popitem(last=False)
+
+    def _try_capture(self, key: Hashable, work: Callable[[], None]) -> Any:
+        try:
+            graph: Any = _captured(work, waits=False)
+        except Exception as error:  # torch, onnxruntime and cuda-core have families of their own
+            log.warning("piece %s cannot be captured, it runs eagerly: %s", key, error)
+            return "capture-failed"
+        self._metrics.graphs_captured += 1
+        return graph
 
     def run_eagerly(self, work: Callable[[], None], reason: str) -> None:
         """Run ``work`` as it is, for a ``reason`` of its own where graphs could be made."""
@@ -92,13 +131,20 @@ class Graphs:
         return reason
 
 
-def _captured(work: Callable[[], None]) -> Any:
+def _captured(work: Callable[[], None], *, waits: bool = True) -> Any:
+    """``waits``: for what the device is doing, and give back what torch's allocator holds."""
     graph = torch.cuda.CUDAGraph()  # with memory of its own: torch does not take a shared pool back after a failure
     # Relaxed: other threads may use CUDA meanwhile, and libraries may allocate; neither becomes part of the graph.
     collecting = gc.isenabled()
     gc.disable()  # garbage may own device memory or library handles, and a capture does not survive their release
     try:
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
+        if waits:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="relaxed"):
+                work()
+            return graph
+        graph.capture_begin(capture_error_mode="relaxed")
+        with ExitStack() as always:
+            always.callback(graph.capture_end)
             work()
     finally:
         if collecting:

@@ -35,16 +35,26 @@ class Prompts:
         self._tandem = tandem
         self._drafter = drafter
         self._metrics = metrics
+        self._joined: dict[int, Place] = {}  # of slots that the device has not heard of
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""
-        self._tandem.state.place([Place.of(running.slot, running.tokens, running.prefilled)])
+        self._joined[running.slot] = Place.of(running.slot, running.tokens, running.prefilled)
 
     def leave(self, slot: int) -> None:
-        """See SlotListener.leave. Nothing is kept here."""
+        """See SlotListener.leave."""
+        self._joined.pop(slot, None)
+
+    def settle(self) -> None:
+        """Tell the device of all who joined since it was last told."""
+        self._tandem.state.settle()
+        if self._joined:
+            self._tandem.state.place(list(self._joined.values()))
+            self._joined = {}
 
     def begin(self, slots: Slots, windows: Windows) -> Round:
         """Make the next round, and enqueue what it needs to know of the prompts that go into the caches with it."""
+        self.settle()
         missing = [Chunk(each.slot, each.prefilled, each.prefill_end) for each in slots if each.prefilling]
         if not missing:
             return Round.of(slots, windows, slots.count)

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tandemrt.plugins.tensors import torch
+import numpy as np
+
+from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.requests.request import SlotParams
 from tandemrt.runtime.requests.running import Running
@@ -45,6 +47,10 @@ class SlotState:
         self._rows |= dict(zip(self.FLOATS, self._floats, strict=True))
         self._ramp = torch.arange(2, device=device)
         self._staged = torch.zeros(slots, len(Place._fields) + 1, dtype=torch.int64, device=device)
+        self._joined: dict[int, SlotParams] = {}  # of slots that the device has not heard of
+        self._staged_params = torch.zeros(
+            slots, 1 + len(self.INTEGERS) + len(self.FLOATS) // 2, dtype=torch.int64, device=device
+        )
 
     def view(self, name: str, batch: int) -> torch.Tensor:
         """The values of slots [0, batch), shape [batch]."""
@@ -65,10 +71,21 @@ class SlotState:
         self.sample(running.slot, running.request.slot_params())
 
     def sample(self, slot: int, params: SlotParams) -> None:
-        """Let ``slot`` sample as ``params`` say."""
-        upload([params.top_k, params.seed, params.rule], self._integers[:, slot])
-        floats = [params.temperature, params.top_p, params.min_p, params.draft_temperature]
-        upload(floats, self._floats[:, slot])
+        """Let ``slot`` sample as ``params`` say, from ``settle`` on."""
+        self._joined[slot] = params
+
+    def settle(self) -> None:
+        """Tell the device how those slots sample that changed since it was last told: all in one copy."""
+        if not self._joined:
+            return
+        integers = [(slot, *(getattr(each, name) for name in self.INTEGERS)) for slot, each in self._joined.items()]
+        floats = [[getattr(each, name) for name in self.FLOATS] for each in self._joined.values()]
+        self._joined = {}
+        staged = self._staged_params[: len(integers)]
+        upload(np.concatenate([np.array(integers), np.array(floats, np.float32).view(np.int64)], 1), staged)
+        slots, first = staged[:, 0], 1 + len(self.INTEGERS)
+        self._integers.index_copy_(1, slots, staged[:, 1:first].T)
+        self._floats.index_copy_(1, slots, viewed(staged[:, first:], torch.float32).T)
 
     def place(self, places: Sequence[Place]) -> None:
         """Say where slots stand once the caches hold so much of their texts."""
@@ -82,6 +99,7 @@ class SlotState:
         """See SlotListener.leave. ``slot`` stands at the beginning, sampling greedily, until a new request gets it."""
         # Free slots share the scratch block of a paged cache: with one text for all of them, which of them writes last
         # changes nothing, so a round's graph can be held to the bits of its warm-up.
+        self._joined.pop(slot, None)
         self.newest[slot].zero_()
         self._all_integers[:, slot].zero_()
         self._floats[:, slot].zero_()

@@ -62,7 +62,7 @@ class Tandem:
         """Run the target over the newest token and the drafted ones of every row, and over the round's prompts."""
         batch, window, prompts = this.batch, this.window, this.prompts
         if prompts != NO_PROMPTS:
-            self._graphs.run_eagerly(lambda: self._score_packed(batch, window, prompts), "prompts")
+            self._score_packed(batch, window, prompts)
             return
 
         def work() -> None:
@@ -111,10 +111,18 @@ class Tandem:
             torch.clamp(self.buffers.draft_tokens.view(batch, window), min=0, out=ids[:, 1:])
 
     def _score_packed(self, batch: int, window: int, prompts: Packed) -> None:
-        assert self.runs is not None
-        if batch:
-            self._write_windows(self.runs.windows(batch, window + 1, prompts))
-        self._packed_call(batch, window, prompts).run()
+        runs, call = self.runs, self._packed_call(batch, window, prompts)
+        assert runs is not None
+
+        def work() -> None:
+            if batch:
+                self._write_windows(runs.windows(batch, window + 1, prompts))
+            call.run()
+
+        capturable = self.engines["target"].capturable
+        tokens = batch * (window + 1) + prompts.prompt_tokens
+        key = ("target", batch, window, prompts)
+        self._graphs.run_with_prompts(key, work, call, tokens=tokens, capturable=capturable)
 
     def _bind_score(self, batch: int, window: int) -> Call:
         rows = window + 1

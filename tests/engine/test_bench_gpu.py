@@ -65,6 +65,7 @@ def test_budget_and_grammar_take_hold_while_they_are_measured(bench):
 def test_prompts_are_measured_alone_with_known_beginnings_beside_others_and_long(bench):
     rounds_left_out = ["--batches", "", "--constrained", "0", "--no-trace"]
     sizes = ["--prompts", "1,3", "--shared", "10", "--arrivals", "2", "--long", "300", "--length", "1024"]
+    sizes += ["--beside", "9"]
     code, out, figures = bench(*rounds_left_out, *sizes)
     assert code == 0, out
     lines = [f"{count} x window {window}" for count in (1, 3) for window in (0, 4)]
@@ -72,7 +73,7 @@ def test_prompts_are_measured_alone_with_known_beginnings_beside_others_and_long
     assert all(len(figures["prompts"][line]) == 3 for line in lines)
     assert list(figures["shared beginnings"]) == ["1", "3"]
     assert len(figures["long prompt"]["first_tokens_ms"]) == 3
-    for part in ("arrivals", "arrivals, drafted"):
+    for part in (f"arrivals, window {window}, {beside} beside" for window in (0, 4) for beside in ("default", "9")):
         found = figures[part]
         assert found["tokens_decoded"] >= 2
         assert 0 < found["gap_p50_ms"] <= found["gap_p99_ms"]

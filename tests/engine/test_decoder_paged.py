@@ -122,6 +122,22 @@ def test_a_call_larger_than_the_buffers_between_steps_is_refused(tmp_path: Path)
         steps([sequence(6)] * 2, [0, 0])
 
 
+def test_calls_of_as_many_tokens_share_the_steps_that_see_nothing_else(tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path)
+    decode = Decoder(tmp_path, "paged", batch=4, capacity=CAPACITY, open_engine=partial(open_steps, folder=tmp_path))
+    steps, text = decode.engine, sequence(30)
+    assert isinstance(steps, Executor)
+    held, seen = [], []
+    bind = steps.bind
+    steps.bind = lambda tensors: held.append(bind(tensors)) or held[-1]  # type: ignore[method-assign, func-returns-value]
+    for rows, runs in (([0], [(0, 0, text)]), ([1], [(1, 0, text[:10]), (2, 0, text[:20])]), ([3], [(3, 0, text[:9])])):
+        decode.packed(rows, [[]], [0], runs)
+        seen.append({id(call) for call in held[-1]._calls})
+    others = LAYERS + 3  # attention, what reads token ids, what picks rows and what makes logits
+    assert len(seen[0] & seen[1]) == len(seen[0]) - others > 0
+    assert not seen[0] & seen[2]
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, CutDecoder]:
     folder, cut_up = tmp_path_factory.mktemp("qwen3"), []

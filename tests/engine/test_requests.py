@@ -3,6 +3,7 @@
 A bias of 100 makes the model say what a test wants it to say, so that only the parameter decides what becomes of it.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -291,3 +292,8 @@ def test_an_interrupt_leaves_no_request_running(
         held.set()
         count = 1 if isinstance(prompt, str) else len(prompt)
         assert eventually(lambda: llm.metrics.finished == {"cancelled": count})
+
+
+def test_a_thread_that_computes_keeps_the_loop_waiting_for_a_fraction_of_a_round(opened: LLM) -> None:
+    assert opened.generate("a", SamplingParams(max_tokens=1)).token_ids
+    assert sys.getswitchinterval() <= 0.0005

@@ -73,10 +73,13 @@ def test_overlap_changes_no_token(bundle: Path) -> None:
 
 
 def test_a_second_run_with_warm_graphs_repeats_the_first(bundle: Path) -> None:
+    """The second one captures the shapes with prompts, which come again."""
     with LLM(bundle) as llm:
-        first, captured = told(drive(llm, MIXED)), llm.metrics.graphs_captured
-        assert told(drive(llm, MIXED)) == first
-        assert llm.metrics.graphs_captured == captured
+        first, second = told(drive(llm, MIXED)), told(drive(llm, MIXED))
+        captured, eager = llm.metrics.graphs_captured, dict(llm.metrics.eager_runs)
+        third = told(drive(llm, MIXED))
+        assert first == second == third
+        assert (llm.metrics.graphs_captured, llm.metrics.eager_runs) == (captured, eager)
 
 
 def test_slots_change_no_token(bundle: Path) -> None:
@@ -104,7 +107,8 @@ def test_memory_comes_back_and_rounds_allocate_nothing(bundle: Path) -> None:
     with LLM(bundle) as llm:
         table = llm.loop.room
         before = table.allocator.available  # type: ignore[attr-defined]
-        drive(llm, MIXED)
+        for _ in range(2):  # shapes with prompts are captured when they come again
+            drive(llm, MIXED)
         torch.cuda.synchronize()
         allocated = torch.cuda.memory_allocated()
         drive(llm, MIXED)
@@ -250,6 +254,30 @@ def test_a_piece_that_waits_for_the_device_runs_eagerly_by_name() -> None:
     metrics = run_thrice(work, outputs=[y])
     assert (metrics.graphs_captured, metrics.eager_runs) == (0, {"capture-failed": 3})
     assert y.tolist() == [7] * 5
+
+
+def test_a_piece_with_prompts_is_captured_when_its_shape_comes_again_and_replayed_from_then_on() -> None:
+    x, y = torch.zeros(5, device="cuda"), torch.zeros(5, device="cuda")
+    found, metrics = graphs()
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        for run in range(1, 6):
+            x.fill_(run)
+            found.run_with_prompts("shape", lambda: torch.mul(x, 2, out=y), [x, y], tokens=1)
+            assert y.tolist() == [2 * run] * 5
+    assert (metrics.graphs_captured, metrics.graph_replays, metrics.eager_runs) == (1, 3, {"prompts": 2})
+
+
+def test_a_piece_with_prompts_that_waits_runs_eagerly_from_then_on() -> None:
+    y = torch.zeros(5, device="cuda")
+    found, metrics = graphs()
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        for _ in range(4):
+            found.run_with_prompts("shape", lambda: y.fill_(y.sum().item() + 1), [y], tokens=1)
+        found.run_with_prompts("other", lambda: y.fill_(7), [y], tokens=1)
+        found.run_with_prompts("other", lambda: y.fill_(7), [y], tokens=1)
+        torch.cuda.synchronize()
+    assert metrics.eager_runs == {"prompts": 4, "capture-failed": 2}
+    assert (metrics.graphs_captured, y.tolist()) == (1, [7] * 5)
 
 
 def test_a_piece_is_captured_after_another_one_could_not_be() -> None:

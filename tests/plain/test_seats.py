@@ -77,8 +77,8 @@ class SeatsModel(RuleBasedStateMachine):
         self.scheduler = Scheduler(SLOTS, 1)
         self.drafter = NgramDrafter(buffers, window=WINDOW, shortest=1, longest=2)
         tandem: Any = SimpleNamespace(state=self.state, buffers=buffers)
-        prompts = Prompts(tandem, self.drafter, Metrics(), chunk=16, chunk_beside=16)
-        self.all = [self.table, self.scheduler, self.state, prompts, self.drafter]
+        self.prompts = Prompts(tandem, self.drafter, Metrics(), chunk=16, chunk_beside=16)
+        self.all = [self.table, self.scheduler, self.state, self.prompts, self.drafter]
         self.faults: list[tuple[Any, str]] = []
         room, *listeners = [Fragile(each, self.faults) for each in self.all]
         self.slots = Slots(SLOTS, room, listeners, window=WINDOW)
@@ -182,6 +182,7 @@ class SeatsModel(RuleBasedStateMachine):
         seated = {running.slot: running for running in self.running}
         assert len(seated) == len(self.running)
         assert self.drafter._indexes.keys() == seated.keys()
+        self.prompts.settle()  # as every round does
         tables, newest = self.table.device.tolist(), self.state.newest.tolist()
         state = [self.state.view(name, SLOTS).tolist() for name in ("length", "position", "temperature")]
         for slot in range(SLOTS):

@@ -37,6 +37,7 @@ def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbour
     for slot in range(SLOTS):
         state.sample(slot, SlotParams(0.5, 7, 0.25, 0.125, 1, 0, 0.5))
         state.place([Place(slot, length=5, last=2, previous=1)])
+    state.settle()
     state.leave(1)
     assert state.view("length", SLOTS).tolist() == [5, 0, 5]
     assert state.view("temperature", SLOTS).tolist() == [0.5, 0, 0.5]
@@ -48,7 +49,11 @@ def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbour
 def test_a_slot_samples_as_its_newest_request_asked(seed: int) -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
     state.sample(1, SlotParams(0.5, 7, 0.25, 0.125, 1, 0, 0.5))
+    state.settle()
     state.sample(1, SlotParams(2.0, 3, 0.5, 0.75, seed, 1, 0.0))
+    state.sample(2, SlotParams(1.0, 1, 1.0, 1.0, 1, 1, 1.0))
+    state.leave(2)
+    state.settle()
     expected = {"temperature": 2.0, "top_k": 3, "top_p": 0.5, "min_p": 0.75, "seed": seed, "rule": 1, "position": 0}
     assert {name: values.tolist()[1] for name, values in state.sampling(SLOTS).items()} == expected
     drafting = state.drafting(SLOTS)

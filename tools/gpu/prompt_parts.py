@@ -61,8 +61,19 @@ class PromptParts:
             )
         return found
 
-    def arrivals(self, running: int, window: int) -> dict[str, Any]:
-        """What ``running`` requests feel when as many prompts come at once."""
+    def arrivals(self, running: int, window: int, beside: int | None) -> dict[str, Any]:
+        """What ``running`` requests feel when as many prompts come at once.
+
+        ``beside``: prompt tokens of a round with requests that decode; None: as the bundle was opened.
+        """
+        prompts = self._llm.loop.prompts
+        before, prompts.chunk_beside = prompts.chunk_beside, beside or prompts.chunk_beside
+        try:
+            return self._arrivals(running, window)
+        finally:
+            prompts.chunk_beside = before
+
+    def _arrivals(self, running: int, window: int) -> dict[str, Any]:
         decoding = self._asked(running, window)
         first_tokens(self._llm, *self._asked(2 * running, window))  # binds the calls
         coming, alike = (self._asked(running, window, ending=True) for _ in range(2))
