@@ -38,6 +38,7 @@ class Packed(NamedTuple):
 
 
 NO_PROMPTS = Packed(0, 0)
+PARALLEL = ("pard",)  # kinds of draft that run once a round, over what was emitted and masks behind it
 TILE = 128  # rows that a product computes at a time on a GPU: a call of one more token costs as much as one of all
 _LEAST = 16  # tokens of a packed call
 
@@ -56,7 +57,7 @@ def slack(kind: str, window: int) -> int:
 
     A parallel draft is fed what a whole window emitted and the masks of the next one, whatever was emitted.
     """
-    return 2 * window - 1 if kind == "pard" and window else window
+    return 2 * window - 1 if kind in PARALLEL and window else window
 
 
 def longest_chunk(batch: int, length: int, cache: CacheKind) -> int:
@@ -106,9 +107,12 @@ def largest_prompts(batch: int, chunk: int) -> Packed:
     return Packed(max(chunk, TILE) + TILE, 1 << (batch - 1).bit_length())
 
 
-def most_query(window: int) -> int:
-    """The most new tokens per row of a round's calls: a draft model's first run of a round has two."""
-    return max(2, window + 1)
+def most_query(kind: str, window: int) -> int:
+    """The most new tokens per row of a round's calls: a draft model's first run of a round has two.
+
+    ``kind`` is that of the draft.
+    """
+    return max(2, 1 + slack(kind, window))
 
 
 def unpadded(windows: int, most: int) -> int:
@@ -141,14 +145,16 @@ def decoder_uses(batch: int, window: int, chunk: int) -> dict[str, Use]:
     return uses if window else {use: uses[use] for use in ("prefill", "single")}
 
 
-def largest_calls(batch: int, window: int, chunk: int) -> tuple[Sizes, ...]:
-    """The largest calls of a target or draft model: a window of every slot, and a chunk of one prompt.
+def largest_calls(kind: str, batch: int, window: int, chunk: int) -> tuple[Sizes, ...]:
+    """The largest calls of a target or a draft of ``kind``: a window of every slot, and a chunk of one prompt.
 
     A packed call has both, and padding.
     """
-    query = most_query(window)
+    query = most_query(kind, window)
+    # A round has one number of prompt tokens, which goes with the target's windows; those of a draft may be longer.
+    tokens = batch * (query - window - 1) + _whole(batch * (window + 1) + chunk)
     return (
-        {"batch": batch, "query": query, "rows": query, "tokens": _whole(batch * query + chunk)},
+        {"batch": batch, "query": query, "rows": query, "tokens": tokens},
         {"batch": 1, "query": chunk, "rows": 1, "tokens": chunk},
     )
 

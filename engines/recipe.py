@@ -300,11 +300,6 @@ class Recipe(Section):
                 f"draft.kind {self.draft.kind!r} needs backend.name 'onnxruntime-cpu' or 'onnxruntime-cuda'; got "
                 f"{self.backend.name!r}, whose engines have no such calls. Choose another draft or backend"
             )
-        if isinstance(self.draft, PardDraft) and self.cache == "paged":
-            raise refuse(
-                f"draft.kind {self.draft.kind!r} needs a linear cache; got cache 'paged'. Choose another draft, or "
-                "backend.cache = 'linear'"
-            )
         if isinstance(self.backend, TensorRt | TensorRtRtx) and "float32" in (self.target.dtype, self.draft_dtype):
             raise refuse(
                 f"dtype must be float16 or bfloat16 when backend.name is {self.backend.name!r}, whose attention has no "

@@ -5,7 +5,6 @@ from tandemrt.engines.calls import largest_prompts, most_query, slack
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.implied import require_implied
-from tandemrt.engines.manifest import Limits
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends import open_engines
@@ -66,7 +65,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
         metrics = Metrics(accepted=[0] * windows.largest)
         graphs = Graphs(where, metrics, enabled=options.cuda_graphs)
         kv = make_cache(engines["target"].contract, limits.batch, room, where)
-        runs = _runs(limits, room)
+        runs = _runs(bundle, room)
         return Loop(
             Tandem(engines, buffers, state, kv, graphs, runs),
             _drafter(bundle, engines, buffers, state, room, graphs, runs),
@@ -76,6 +75,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
             metrics,
             Timeline(where, metrics, enabled=options.profile),
             windows=windows,
+            slack=written,
             slots=limits.batch,
             prefill_chunk=limits.prefill_chunk,
             prefill_chunk_beside=limits.prefill_chunk if options.prefill_chunk is None else options.prefill_chunk,
@@ -131,10 +131,10 @@ def _drafter(
         sizes["reach"] = bundle.manifest.specs["draft"]["max_length"]
     if draft.kind == "pard":
         assert draft.mask_token is not None
-        return ParallelDrafter(engines, buffers, state, kv, graphs, mask_token=draft.mask_token, **sizes)
+        return ParallelDrafter(engines, buffers, state, kv, graphs, runs, mask_token=draft.mask_token, **sizes)
     sizes["chunk"] = limits.prefill_chunk
     if draft.kind == "eagle3":
-        return HeadDrafter(engines, buffers, state, kv, graphs, _runs(limits, room), **sizes)
+        return HeadDrafter(engines, buffers, state, kv, graphs, _runs(bundle, room), **sizes)
     return ModelDrafter(
         engines,
         buffers,
@@ -142,7 +142,7 @@ def _drafter(
         kv,
         graphs,
         runs,
-        _runs(limits, room),
+        _runs(bundle, room),
         **sizes,
     )
 
@@ -152,10 +152,11 @@ def _features(target: Contract) -> int:
     return next((int(b.shape[-1]) for b in target.outputs if b.name == "features"), 0)
 
 
-def _runs(limits: Limits, room: Room) -> PromptRuns | None:
+def _runs(bundle: Bundle, room: Room) -> PromptRuns | None:
     """Memory for the prompts of packed calls, which engines over paged caches take."""
     if not isinstance(room, BlockTable):
         return None
+    limits = bundle.limits
     largest = largest_prompts(limits.batch, limits.prefill_chunk)
-    windows = limits.batch * most_query(limits.window)
+    windows = limits.batch * most_query(bundle.draft.kind, limits.window)
     return PromptRuns(windows=windows, largest=largest, table=room.device)

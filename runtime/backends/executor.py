@@ -72,7 +72,8 @@ class Executor:
         constants = read_constants(bundle.folder / decoder.constants.file) if decoder.constants else {}
         constants = {key: tensor.to(device) for key, tensor in constants.items()}
         context = Context(device, bundle.kernels_dir, threads)
-        largest = largest_calls(bundle.limits.batch, bundle.limits.window, bundle.limits.prefill_chunk)
+        limits = bundle.limits
+        largest = largest_calls(bundle.draft.kind, limits.batch, limits.window, limits.prefill_chunk)
         return cls(decoder, contract, pieces, constants, context, largest)
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "Steps":  # noqa: ARG002

@@ -15,6 +15,7 @@ from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tests.engine.test_eagle3 import Watched, answers
 from tests.engine.test_invisible import REQUESTS, told
+from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 
 MASK, WINDOW = 319, 5  # an id that spells nothing
@@ -24,33 +25,33 @@ ASKED = REQUESTS[1:9:3]
 
 def pard(folder: Path, token: Any = MASK, **config: Any) -> Path:
     """A draft of the target's own weights: the first token of a window is mostly right, the others are anything."""
-    path = tiny_checkpoint(folder, layers=2, seed=1) / "config.json"
+    path = tiny_checkpoint(folder, layers=2, seed=1, head_dim=32) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pard_token": token, "spd_type": "pard"} | config))
     return folder
 
 
-def recipe(folder: Path, draft: Path) -> Recipe:
+def recipe(folder: Path, draft: Path, backend: str = 'name = "onnxruntime-cpu"') -> Recipe:
     drafting = f'kind = "pard"\ncheckpoint = "{draft}"\nwindow = {WINDOW}'
     target = folder / "target"
-    return Recipe.load(write_recipe(folder / "pard.toml", target=target, drafting=drafting, length=256))
+    return Recipe.load(
+        write_recipe(folder / "pard.toml", target=target, drafting=drafting, backend=backend, length=256)
+    )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pard")
-    tiny_checkpoint(folder / "target", layers=2, seed=1)
+    tiny_checkpoint(folder / "target", layers=2, seed=1, head_dim=32)
     pard(folder / "draft")
     return folder
 
 
-@pytest.fixture(scope="module")
-def bundle(folder: Path) -> Path:
-    return build(recipe(folder, folder / "draft"), folder / "bundle").folder
-
-
-@pytest.fixture(scope="module")
-def llm(bundle: Path) -> Iterator[LLM]:
-    with LLM(bundle, threads=1) as opened:
+@pytest.fixture(scope="module", params=["linear", "paged"])
+def llm(folder: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    paged = request.param == "paged"
+    made = recipe(folder, folder / "draft", PAGED) if paged else recipe(folder, folder / "draft")
+    bundle = build(made, folder / request.param).folder
+    with LLM(bundle, device="cpu", threads=1, overlap=paged) as opened:
         yield opened
 
 
