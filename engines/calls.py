@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from tandemrt.engines.contract import CacheKind
+from tandemrt.engines.drafts import DRAFTS, LONGEST_BLOCK
 
 Sizes = Mapping[str, int]  # symbol -> size
 
@@ -38,7 +39,6 @@ class Packed(NamedTuple):
 
 
 NO_PROMPTS = Packed(0, 0)
-PARALLEL = ("pard",)  # kinds of draft that run once a round, over what was emitted and masks behind it
 TILE = 128  # rows that a product computes at a time on a GPU: a call of one more token costs as much as one of all
 _LEAST = 16  # tokens of a packed call
 
@@ -55,9 +55,12 @@ def capacity(length: int, window: int) -> int:
 def slack(kind: str, window: int) -> int:
     """Tokens behind the newest one that a round which drafts ``window`` may write; ``kind`` is that of the draft.
 
-    A parallel draft is fed what a whole window emitted and the masks of the next one, whatever was emitted.
+    A parallel draft is fed what a whole window emitted and the masks of the next one, whatever was emitted; a block
+    draft always a block as long as its own.
     """
-    return 2 * window - 1 if kind in PARALLEL and window else window
+    if kind == "dflash" and window:
+        return LONGEST_BLOCK - 1
+    return 2 * window - 1 if DRAFTS[kind].parallel and window else window
 
 
 def longest_chunk(batch: int, length: int, cache: CacheKind) -> int:

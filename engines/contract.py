@@ -144,6 +144,24 @@ def fuse(*, features: int, hidden: int, dtype: str) -> Contract:
     )
 
 
+def context(*, features: int, **sizes: Any) -> Contract:
+    """The contract of what writes the target's ``features`` into the cache of a draft that reads them there.
+
+    ``sizes`` are those of ``decoder``, whose places its tokens have: over a linear cache ``features`` are [batch,
+    query, width], over a paged one those of a packed call.
+    """
+    base = decoder(**sizes)
+    fed = base["token_ids"].shape
+    return Contract(
+        (
+            Binding("features", str(sizes["dtype"]), (*fed, features)),
+            *(binding for binding in base.inputs if binding.name not in ("token_ids", "score_rows")),
+        ),
+        tuple(binding for binding in base.outputs if binding.name != "logits"),
+        base.aliases,
+    )
+
+
 def packed(max_blocks: int) -> tuple[Binding, ...]:
     """Where the tokens of a packed call stand, by tables of ``max_blocks`` blocks.
 

@@ -22,6 +22,7 @@ from pydantic import (
 
 from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import CacheKind, blocks_of
+from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
@@ -29,8 +30,8 @@ from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabili
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"
-PLANNED = {("draft", "kind"): ("mtp", "peagle", "dflash", "dspark")}
-KINDS = ("model", "eagle3", "pard", "ngram", "none", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
+PLANNED = {("draft", "kind"): ("mtp", "peagle", "dspark")}
+KINDS = (*DRAFTS, "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 Dtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -78,6 +79,13 @@ class Eagle3Draft(_WithCheckpoint):
 
     kind: Literal["eagle3"]
     window: Window = 4
+
+
+class DFlashDraft(_WithCheckpoint):
+    """A block draft reads the target's states and drafts a window at once, computing in what the target computes in."""
+
+    kind: Literal["dflash"]
+    window: Window = 7
 
 
 class PardDraft(_WithCheckpoint):
@@ -160,9 +168,9 @@ class Recipe(Section):
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     target: Target
-    draft: Annotated[ModelDraft | Eagle3Draft | PardDraft | NgramDraft | NoDraft, Field(discriminator="kind")] = (
-        NoDraft(kind="none")
-    )
+    draft: Annotated[
+        ModelDraft | Eagle3Draft | PardDraft | DFlashDraft | NgramDraft | NoDraft, Field(discriminator="kind")
+    ] = NoDraft(kind="none")
     reasoning: Reasoning | None = None
     limits: RecipeLimits = RecipeLimits()
     backend: Annotated[OnnxRuntimeCpu | OnnxRuntimeCuda | TensorRt | TensorRtRtx, Field(discriminator="name")] = (
@@ -207,7 +215,7 @@ class Recipe(Section):
     def require_checkpoints(self) -> None:
         """Raise BadRecipe for a checkpoint folder that does not exist, by the key that names it."""
         named = {"target": self.target.checkpoint}
-        if isinstance(self.draft, ModelDraft | Eagle3Draft | PardDraft):
+        if isinstance(self.draft, ModelDraft | Eagle3Draft | PardDraft | DFlashDraft):
             named["draft"] = self.draft.checkpoint
         lines = [
             f"{section}.checkpoint: must be an existing folder; got {quoted(str(folder))}"
@@ -225,7 +233,7 @@ class Recipe(Section):
 
         None when neither drafts.
         """
-        if isinstance(self.draft, Eagle3Draft):
+        if isinstance(self.draft, Eagle3Draft | DFlashDraft):
             return "float32" if self.target.dtype in QUANTIZED else self.target.dtype
         return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft | PardDraft) else None
 
@@ -295,7 +303,9 @@ class Recipe(Section):
                 "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu', whose kernels "
                 "cannot run bfloat16; got 'bfloat16'. Choose another dtype or another backend"
             )
-        if isinstance(self.draft, Eagle3Draft | PardDraft) and isinstance(self.backend, TensorRt | TensorRtRtx):
+        if isinstance(self.draft, Eagle3Draft | PardDraft | DFlashDraft) and isinstance(
+            self.backend, TensorRt | TensorRtRtx
+        ):
             raise refuse(
                 f"draft.kind {self.draft.kind!r} needs backend.name 'onnxruntime-cpu' or 'onnxruntime-cuda'; got "
                 f"{self.backend.name!r}, whose engines have no such calls. Choose another draft or backend"
@@ -339,7 +349,7 @@ def _override(data: dict[str, Any], *, backend: str | None = None, dtype: str | 
     # A section that is no table is left for the check of the whole to refuse.
     models = [data[name] for name in ("target", "draft") if isinstance(data.get(name), dict)]
     for model in models:
-        if dtype is not None and "checkpoint" in model and model.get("kind") != "eagle3":
+        if dtype is not None and "checkpoint" in model and model.get("kind") not in ("eagle3", "dflash"):
             model["dtype"] = dtype
     written = data.get("backend")
     if backend is not None and not (isinstance(written, dict) and written.get("name") == backend):

@@ -58,7 +58,8 @@ def fitting(manifest: Manifest, memory: int) -> Capacity:
 
 
 def _caches(manifest: Manifest) -> list[Binding]:
-    contracts = [engine.contract for engine in manifest.engines.values()]
+    # What writes a draft's context writes the draft's cache.
+    contracts = [engine.contract for name, engine in manifest.engines.items() if name != "context"]
     return [each for contract in contracts for each in contract.inputs if each.name.startswith("past_")]
 
 

@@ -12,6 +12,7 @@ from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.caches.kv_cache import BlockTable, Room, make_cache, make_room
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
+from tandemrt.runtime.drafters.block import BlockDrafter
 from tandemrt.runtime.drafters.head import HeadDrafter
 from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.drafters.ngram import NgramDrafter
@@ -127,6 +128,11 @@ def _drafter(
         return NgramDrafter(buffers, window=window, shortest=draft.ngram_min, longest=draft.ngram_max)
     kv = make_cache(engines["draft"].contract, limits.batch, room, engines["draft"].device)
     sizes = {"slots": limits.batch, "window": window}
+    if draft.kind == "dflash":
+        assert draft.mask_token is not None
+        assert draft.block is not None
+        sizes |= {"mask_token": draft.mask_token, "block": draft.block}
+        return BlockDrafter(engines, buffers, state, kv, graphs, runs, **sizes)
     if draft.kind != "eagle3":
         sizes["reach"] = bundle.manifest.specs["draft"]["max_length"]
     if draft.kind == "pard":

@@ -4,21 +4,20 @@ A token is fed with the state of the token before it: the target's, fused, or th
 ``fuse`` makes is a graph of its own, because a state that the head made itself is never fused.
 """
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.draft_vocabulary import target_logits
 from tandemrt.export.model.layers import block
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
 from tandemrt.export.model.norm import rms_norm
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.eagle3 import Eagle3Spec, target_ids
+from tandemrt.export.read.eagle3 import Eagle3Spec
 
 EMBEDDING = "embed_tokens.weight"
 
@@ -81,24 +80,15 @@ def build_eagle3(
             stream = how.pick(b, stream, given["score_rows"])
         normed = rms_norm(b, stream, w, "norm", layer)
         made["next_states"] = normed if spec.norm_fed_back else stream
-        logits = Linear.stored("lm_head", spec.draft_vocab)(b, normed, w)
-        ids = target_ids(checkpoint, spec)
-        made["logits"] = logits if ids is None else _spread(b, logits, ids, layer.vocab, dtype)
+        made["logits"] = target_logits(b, normed, w, spec, checkpoint, dtype)
     for binding in names.outputs:
         b.output(binding, made[binding.name])
-    w.skip("d2t", "t2d", *_fusing(spec))
+    w.skip(*_fusing(spec))
     w.finish()
     model = b.model(how.functions(layer))
     for change in how.passes:
         change(model)
     return model
-
-
-def _spread(b: GraphBuilder, logits: ir.Value, ids: npt.NDArray[np.int64], vocab: int, dtype: str) -> ir.Value:
-    """[batch, rows, draft vocabulary] to [batch, rows, vocab]: -inf for a token that the head does not know."""
-    place, barred = np.zeros(vocab, np.int64), np.full(vocab, float("-inf"))
-    place[ids], barred[ids] = np.arange(len(ids)), 0
-    return b.op("Add", b.op("Gather", logits, b.constant(place), axis=2), b.constant(barred, dtype))
 
 
 def _fusing(spec: Eagle3Spec) -> list[str]:

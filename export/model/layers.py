@@ -80,7 +80,7 @@ def block(
     """
     with b.scope(f"layers.{layer}/attention"):
         past = Cache(given[f"past_key.{layer}"], given[f"past_value.{layer}"])
-        mixed, present = attend(b, normed, w, _heads(spec, layer, f"{name}.self_attn"), past)
+        mixed, present = attend(b, normed, w, heads_of(spec, layer, f"{name}.self_attn"), past)
         if how.pick_early and layer == spec.layers - 1:  # what nobody reads costs nothing from here on
             stream, mixed = (how.pick(b, value, given["score_rows"]) for value in (stream, mixed))
         out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
@@ -112,7 +112,8 @@ def times(b: GraphBuilder, x: ir.Value, factor: float, dtype: str) -> ir.Value:
     return x if factor == 1.0 else b.op("Mul", x, b.constant(factor, dtype))
 
 
-def _heads(spec: ModelSpec, layer: int, name: str) -> Heads:
+def heads_of(spec: ModelSpec, layer: int, name: str) -> Heads:
+    """What the attention of a layer is made of, by the weights called ``name``."""
     counts = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads}
     query, key, value = (
         Linear.stored(f"{name}.{kind}_proj", count * spec.head_dim, bias=spec.qkv_bias)

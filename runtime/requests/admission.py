@@ -7,6 +7,7 @@ from functools import partial
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE
+from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.generation_config import recommended
@@ -125,7 +126,7 @@ class Admission:
     def _hashes(self, ids: list[int], salt: str | None) -> BlockHashes | None:
         if self._digest is None:
             return None
-        hashes = BlockHashes(self._digest, salt, behind=int(self._bundle.draft.kind == "eagle3"))
+        hashes = BlockHashes(self._digest, salt, behind=DRAFTS[self._bundle.draft.kind].behind)
         hashes.first(ids, max(0, len(ids) - hashes.behind) // BLOCK_SIZE)  # here rather than in the loop
         return hashes
 

@@ -10,7 +10,8 @@ import torch
 
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.eagle3 import Eagle3Spec, target_ids
+from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.heads import target_ids
 from tandemrt.export.read.spec import ModelSpec
 from tests.eagle3 import Head
 
