@@ -122,17 +122,18 @@ def decoder(
     )
 
 
-def draft_head(*, hidden: int, dtype: str, **sizes: Any) -> Contract:
+def draft_head(*, hidden: int, dtype: str, parallel: bool = False, **sizes: Any) -> Contract:
     """The contract of a head that drafts from the target's states; ``sizes`` are those of ``decoder``.
 
     A token is fed with a state [hidden]: what ``fuse`` made of the target's features of the token before it,
-    or, for a drafted one, ``next_states`` of the row that it was drafted from.
+    or, for a drafted one, ``next_states`` of the row that it was drafted from. A ``parallel`` head is fed masks in the
+    place of drafted tokens, whose state it knows.
     """
     base = decoder(dtype=dtype, **sizes)
     fed = base["token_ids"].shape
     return Contract(
         (*base.inputs, Binding("states", dtype, (*fed, hidden))),
-        (*base.outputs, Binding("next_states", dtype, ("batch", "rows", hidden))),
+        (*base.outputs, *(() if parallel else (Binding("next_states", dtype, ("batch", "rows", hidden)),))),
         base.aliases,
     )
 

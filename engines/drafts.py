@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-DraftKind = Literal["model", "eagle3", "pard", "dflash", "ngram", "none"]
+DraftKind = Literal["model", "eagle3", "peagle", "mtp", "pard", "dflash", "ngram", "none"]
 
 LONGEST_BLOCK = 17  # tokens of a block draft's call: the newest one, and a mask for every token of the longest window
 
@@ -32,6 +32,8 @@ _MODEL = ("draft", "propose", "propose_probs")
 DRAFTS: Mapping[str, DraftNeeds] = {
     "model": DraftNeeds(_MODEL),
     "eagle3": DraftNeeds(("fuse", *_MODEL), features=True, behind=1),
+    "peagle": DraftNeeds(("fuse", *_MODEL), features=True, masks=True, parallel=True, behind=1),
+    "mtp": DraftNeeds(("fuse", *_MODEL), features=True, behind=1),
     "pard": DraftNeeds(_MODEL, masks=True, parallel=True),
     "dflash": DraftNeeds(("context", *_MODEL), features=True, masks=True),
     "ngram": DraftNeeds(),

@@ -57,7 +57,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     if name == "context":
         return contract.context(features=features, **sizes)
     if name == "draft" and "fuse" in manifest.engines:
-        return contract.draft_head(hidden=hidden, **sizes)
+        return contract.draft_head(hidden=hidden, parallel=DRAFTS[manifest.draft.kind].parallel, **sizes)
     return contract.decoder(**sizes, features=features if name == "target" else 0)
 
 

@@ -100,8 +100,8 @@ class Draft(Record):
         if self.kind == "ngram" and not 0 < bounds[0] <= bounds[1]:
             raise refuse(f"ngram_min and ngram_max must be set for kind ngram, and in order; got {quoted(bounds)}")
         if DRAFTS[self.kind].masks != (self.mask_token is not None):
-            kinds = " and ".join(kind for kind, needs in DRAFTS.items() if needs.masks)
-            raise refuse(f"mask_token must be set for kind {kinds}, and no other; got {quoted(self.mask_token)}")
+            kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.masks)
+            raise refuse(f"mask_token must be set for kinds {kinds}, and no other; got {quoted(self.mask_token)}")
         if (self.kind == "dflash") != (self.block is not None):
             raise refuse(f"block must be set for kind dflash, and no other; got {quoted(self.block)}")
         return self

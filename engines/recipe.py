@@ -30,7 +30,8 @@ from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabili
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"
-PLANNED = {("draft", "kind"): ("mtp", "peagle", "dspark")}
+PLANNED = {("draft", "kind"): ("dspark",)}
+HEADS = tuple(kind for kind, needs in DRAFTS.items() if needs.features)
 KINDS = (*DRAFTS, "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 Dtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
@@ -81,6 +82,21 @@ class Eagle3Draft(_WithCheckpoint):
     window: Window = 4
 
 
+class PEagleDraft(_WithCheckpoint):
+    """A P-EAGLE head drafts a window at once from the target's states, computing in what the target computes in."""
+
+    kind: Literal["peagle"]
+    window: Window = 5
+
+
+class MtpDraft(_WithCheckpoint):
+    """A layer that predicts tokens further on drafts from the target's last states. ``checkpoint``: the target's, or
+    one of its own. It computes in what the target computes in."""
+
+    kind: Literal["mtp"]
+    window: Window = 3
+
+
 class DFlashDraft(_WithCheckpoint):
     """A block draft reads the target's states and drafts a window at once, computing in what the target computes in."""
 
@@ -94,6 +110,9 @@ class PardDraft(_WithCheckpoint):
     kind: Literal["pard"]
     dtype: Dtype | None = None
     window: Window = 8
+
+
+HeadDraft = Eagle3Draft | PEagleDraft | MtpDraft | DFlashDraft  # they read the target's states
 
 
 class NgramDraft(Section):
@@ -169,7 +188,8 @@ class Recipe(Section):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     target: Target
     draft: Annotated[
-        ModelDraft | Eagle3Draft | PardDraft | DFlashDraft | NgramDraft | NoDraft, Field(discriminator="kind")
+        ModelDraft | Eagle3Draft | PEagleDraft | MtpDraft | PardDraft | DFlashDraft | NgramDraft | NoDraft,
+        Field(discriminator="kind"),
     ] = NoDraft(kind="none")
     reasoning: Reasoning | None = None
     limits: RecipeLimits = RecipeLimits()
@@ -215,7 +235,7 @@ class Recipe(Section):
     def require_checkpoints(self) -> None:
         """Raise BadRecipe for a checkpoint folder that does not exist, by the key that names it."""
         named = {"target": self.target.checkpoint}
-        if isinstance(self.draft, ModelDraft | Eagle3Draft | PardDraft | DFlashDraft):
+        if isinstance(self.draft, ModelDraft | PardDraft | HeadDraft):
             named["draft"] = self.draft.checkpoint
         lines = [
             f"{section}.checkpoint: must be an existing folder; got {quoted(str(folder))}"
@@ -233,7 +253,7 @@ class Recipe(Section):
 
         None when neither drafts.
         """
-        if isinstance(self.draft, Eagle3Draft | DFlashDraft):
+        if isinstance(self.draft, HeadDraft):
             return "float32" if self.target.dtype in QUANTIZED else self.target.dtype
         return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft | PardDraft) else None
 
@@ -303,9 +323,7 @@ class Recipe(Section):
                 "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu', whose kernels "
                 "cannot run bfloat16; got 'bfloat16'. Choose another dtype or another backend"
             )
-        if isinstance(self.draft, Eagle3Draft | PardDraft | DFlashDraft) and isinstance(
-            self.backend, TensorRt | TensorRtRtx
-        ):
+        if isinstance(self.draft, PardDraft | HeadDraft) and isinstance(self.backend, TensorRt | TensorRtRtx):
             raise refuse(
                 f"draft.kind {self.draft.kind!r} needs backend.name 'onnxruntime-cpu' or 'onnxruntime-cuda'; got "
                 f"{self.backend.name!r}, whose engines have no such calls. Choose another draft or backend"
@@ -349,7 +367,7 @@ def _override(data: dict[str, Any], *, backend: str | None = None, dtype: str | 
     # A section that is no table is left for the check of the whole to refuse.
     models = [data[name] for name in ("target", "draft") if isinstance(data.get(name), dict)]
     for model in models:
-        if dtype is not None and "checkpoint" in model and model.get("kind") not in ("eagle3", "dflash"):
+        if dtype is not None and "checkpoint" in model and model.get("kind") not in HEADS:
             model["dtype"] = dtype
     written = data.get("backend")
     if backend is not None and not (isinstance(written, dict) and written.get("name") == backend):

@@ -13,7 +13,7 @@ from tandemrt.engines.dtypes import BITS, QUANTIZED
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
-from tandemrt.engines.recipe import DFlashDraft, ModelDraft, NgramDraft, PardDraft, Recipe
+from tandemrt.engines.recipe import ModelDraft, NgramDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
@@ -24,6 +24,7 @@ from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.staging import check_destination, place, staged
 
@@ -208,10 +209,11 @@ def _limits(recipe: Recipe) -> Limits:
 def _draft(recipe: Recipe, models: Models) -> Draft:
     if isinstance(recipe.draft, PardDraft):
         return Draft(kind="pard", mask_token=mask_token(models[-1].source))
-    if isinstance(recipe.draft, DFlashDraft):
-        spec = models[-1].spec
-        assert isinstance(spec, DFlashSpec)
+    spec = models[-1].spec
+    if isinstance(spec, DFlashSpec):
         return Draft(kind="dflash", mask_token=spec.mask_token, block=spec.block)
+    if isinstance(spec, Eagle3Spec):
+        return Draft(kind=recipe.draft.kind, mask_token=spec.mask_token)
     if isinstance(recipe.draft, NgramDraft):
         return Draft(kind="ngram", ngram_min=recipe.draft.ngram_min, ngram_max=recipe.draft.ngram_max)
     if isinstance(recipe.draft, ModelDraft):

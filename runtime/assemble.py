@@ -18,6 +18,7 @@ from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.drafters.ngram import NgramDrafter
 from tandemrt.runtime.drafters.none import NoDrafter
 from tandemrt.runtime.drafters.parallel import ParallelDrafter
+from tandemrt.runtime.drafters.parallel_head import ParallelHeadDrafter
 from tandemrt.runtime.memory import require_memory
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -133,14 +134,17 @@ def _drafter(
         assert draft.block is not None
         sizes |= {"mask_token": draft.mask_token, "block": draft.block}
         return BlockDrafter(engines, buffers, state, kv, graphs, runs, **sizes)
-    if draft.kind != "eagle3":
-        sizes["reach"] = bundle.manifest.specs["draft"]["max_length"]
+    if draft.kind in ("eagle3", "mtp", "peagle"):
+        own = (engines, buffers, state, kv, graphs, _runs(bundle, room))
+        sizes |= {"chunk": limits.prefill_chunk, "query": most_query(draft.kind, window)}
+        if draft.mask_token is not None:
+            return ParallelHeadDrafter(*own, mask_token=draft.mask_token, **sizes)
+        return HeadDrafter(*own, **sizes)
+    sizes["reach"] = bundle.manifest.specs["draft"]["max_length"]
     if draft.kind == "pard":
         assert draft.mask_token is not None
         return ParallelDrafter(engines, buffers, state, kv, graphs, runs, mask_token=draft.mask_token, **sizes)
     sizes["chunk"] = limits.prefill_chunk
-    if draft.kind == "eagle3":
-        return HeadDrafter(engines, buffers, state, kv, graphs, _runs(bundle, room), **sizes)
     return ModelDrafter(
         engines,
         buffers,

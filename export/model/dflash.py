@@ -12,7 +12,7 @@ from tandemrt.engines.contract import CacheKind
 from tandemrt.export.model.attention import Cache
 from tandemrt.export.model.block_attention import LinearBlock, PagedBlock, by_layers
 from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.draft_vocabulary import target_logits
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, target_logits
 from tandemrt.export.model.layers import block, heads_of
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
@@ -23,7 +23,6 @@ from tandemrt.export.read.dflash import DFlashSpec
 
 LOWERINGS: Mapping[str, type[LinearBlock] | type[PagedBlock]] = {"grouped": LinearBlock, "paged": PagedBlock}
 _FEATURES = ("fc.weight", "hidden_norm.weight")
-EMBEDDING = "embed_tokens.weight"
 
 
 def build_context(

@@ -12,30 +12,34 @@ from tandemrt.engines import contract
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.manifest import EngineName
-from tandemrt.engines.recipe import DFlashDraft, Eagle3Draft, Recipe
+from tandemrt.engines.recipe import DFlashDraft, HeadDraft, MtpDraft, PEagleDraft, Recipe
 from tandemrt.export.model.dflash import LOWERINGS, build_context, build_dflash
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, LM_HEAD
 from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
 from tandemrt.export.model.graph import Graph
 from tandemrt.export.model.lowerings import Lowering, fitting
+from tandemrt.export.model.mtp import build_mtp, build_state_norm
 from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import named
 
-HeadDraft = Eagle3Draft | DFlashDraft
-EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+Spec = Eagle3Spec | MtpSpec | DFlashSpec
+LM_HEAD_WEIGHT = f"{LM_HEAD}.weight"
 
 
 @dataclass(frozen=True)
 class DraftHead:
-    """The checkpoint of a head; otherwise as Model. ``borrowed``: tensors of its target, by the head's own names."""
+    """The checkpoint of a head; otherwise as Model. ``borrowed``: tensors of its target, by the head's own names; of a
+    layer that comes with its target, all that it needs."""
 
     role: EngineName
     source: Checkpoint
     checkpoint: Checkpoint
-    spec: Eagle3Spec | DFlashSpec
+    spec: Spec
     dtype: str
     borrowed: Mapping[str, StoredTensor]
 
@@ -46,8 +50,8 @@ class DraftHead:
 
     @property
     def packed(self) -> bool:
-        """See Model.packed."""
-        return False
+        """See Model.packed. What comes with the target is copied by itself."""
+        return self.checkpoint is not self.source
 
     @classmethod
     def open(cls, section: HeadDraft, target: Checkpoint, spec: ModelSpec, *, dtype: str, length: int) -> "DraftHead":
@@ -56,8 +60,7 @@ class DraftHead:
         Raises BadCheckpoint, or BadRecipe if ``length`` is too long for it or its window for the head.
         """
         checkpoint = Checkpoint.open(section.checkpoint)
-        kind = DFlashSpec if isinstance(section, DFlashDraft) else Eagle3Spec
-        head = kind.from_hf(checkpoint.config, spec, ignored=section.ignore_config_fields)
+        head, own = _read(section, checkpoint, spec)
         most, what = head.layer.max_length, "the length that the draft's config.json gives"
         if head.reach is not None and head.reach < most:
             most, what = head.reach, "the head's sliding window, which tools count in different ways"
@@ -66,7 +69,7 @@ class DraftHead:
         if isinstance(head, DFlashSpec) and section.window >= head.block:
             rule = f"draft.window must be below the head's block_size, {head.block}"
             raise BadRecipe(f"{rule}; got {section.window}; lower draft.window")
-        return cls("draft", checkpoint, checkpoint, head, dtype, _borrowed(checkpoint, head, target, spec))
+        return cls("draft", checkpoint, own, head, dtype, _borrowed(own, head, target, spec))
 
     def spec_json(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
@@ -95,9 +98,13 @@ class DraftHead:
                 Graph("context", "draft/context.onnx", dtype, context, partial(build_context, spec, checkpoint, **how)),
             ]
         fused = contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=dtype)
+        if isinstance(spec, MtpSpec):
+            draft, fuse = partial(build_mtp, spec, checkpoint, **how), partial(build_state_norm, spec, checkpoint)
+        else:
+            draft, fuse = partial(build_eagle3, spec, checkpoint, **how), partial(build_fuse, spec, checkpoint)
         return [
-            Graph("draft", "draft/model.onnx", dtype, bindings, partial(build_eagle3, spec, checkpoint, **how)),
-            Graph("fuse", "draft/fuse.onnx", dtype, fused, partial(build_fuse, spec, checkpoint, dtype=dtype)),
+            Graph("draft", "draft/model.onnx", dtype, bindings, draft),
+            Graph("fuse", "draft/fuse.onnx", dtype, fused, partial(fuse, dtype=dtype)),
         ]
 
     def require_lowering(self, attention: Lowering) -> None:
@@ -111,17 +118,26 @@ class DraftHead:
             )
 
 
-def _borrowed(
-    checkpoint: Checkpoint, head: Eagle3Spec | DFlashSpec, target: Checkpoint, spec: ModelSpec
-) -> dict[str, StoredTensor]:
+def _read(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> tuple[Spec, Checkpoint]:
+    """What a checkpoint says, and its tensors by the names that graphs ask for."""
+    ignored = section.ignore_config_fields
+    if isinstance(section, MtpDraft):
+        return MtpSpec.from_checkpoint(checkpoint, target, ignored=ignored)
+    if isinstance(section, DFlashDraft):
+        return DFlashSpec.from_hf(checkpoint.config, target, ignored=ignored), checkpoint
+    parallel = isinstance(section, PEagleDraft)
+    return Eagle3Spec.from_hf(checkpoint.config, target, ignored=ignored, parallel=parallel), checkpoint
+
+
+def _borrowed(checkpoint: Checkpoint, head: Spec, target: Checkpoint, spec: ModelSpec) -> dict[str, StoredTensor]:
     """What the checkpoint leaves to the target: its embedding, and of a head that knows all tokens what scores them."""
     wanted = {EMBEDDING: "model.embed_tokens.weight"}
-    if isinstance(head, DFlashSpec) and head.draft_vocab == head.vocab:
-        wanted[LM_HEAD] = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
+    if isinstance(head, MtpSpec | DFlashSpec) and head.draft_vocab == head.vocab:
+        wanted[LM_HEAD_WEIGHT] = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
     wanted = {name: source for name, source in wanted.items() if name not in checkpoint.tensors}
     plain = {
         EMBEDDING: spec.scales.embedding == 1.0,
-        LM_HEAD: spec.scales.logits == 1.0 and not spec.scales.logits_softcap,
+        LM_HEAD_WEIGHT: spec.scales.logits == 1.0 and not spec.scales.logits_softcap,
     }
     for name in wanted:
         if not plain[name]:
@@ -138,4 +154,5 @@ def _borrowed(
                 f"{checkpoint.folder}: a head without {name!r} takes the target's {source!r}, which should be "
                 f"{', '.join(COMPUTE)}, it is {found}; choose a head with a tensor of its own"
             )
-    return {name: stored[source] for name, source in wanted.items()}
+    own = checkpoint.tensors if isinstance(head, MtpSpec) else {}
+    return {**own, **{name: stored[source] for name, source in wanted.items()}}

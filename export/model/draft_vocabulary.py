@@ -9,7 +9,7 @@ from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.heads import HeadSpec, target_ids
 
-LM_HEAD = "lm_head"
+EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head"
 
 
 def target_logits(

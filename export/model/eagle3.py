@@ -10,7 +10,7 @@ from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.draft_vocabulary import target_logits
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, target_logits
 from tandemrt.export.model.layers import block
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
@@ -19,24 +19,13 @@ from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.eagle3 import Eagle3Spec
 
-EMBEDDING = "embed_tokens.weight"
-
 
 def build_fuse(spec: Eagle3Spec, checkpoint: Checkpoint, *, dtype: str) -> ir.Model:
     """Build the graph of ``contract.fuse``. Raises BadCheckpoint for a tensor that is missing or of another shape."""
-    layer, hidden = spec.layer, spec.layer.hidden
-    names = contract.fuse(features=spec.feature_width, hidden=hidden, dtype=dtype)
+    names = contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=dtype)
     b = GraphBuilder("fuse")
     w = Weights(checkpoint, b, dtype)
-    features = b.input(names["features"])
-    if spec.norm_features:
-        features = rms_norm(b, features, w, "input_norm", layer)
-    if spec.norm_each_feature:
-        count = len(spec.features)
-        parts = b.ops("Split", features, b.constant([spec.target_hidden] * count), outputs=count, axis=1)
-        normed = [rms_norm(b, part, w, f"fc_norm.{at}", layer) for at, part in enumerate(parts)]
-        features = b.op("Concat", *normed, axis=1)
-    b.output(names["states"], Linear.stored("fc", hidden)(b, features, w))
+    b.output(names["states"], _fused(b, b.input(names["features"]), w, spec))
     return b.model()
 
 
@@ -63,6 +52,11 @@ def build_eagle3(
         embedded = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
     made: dict[str, ir.Value] = {}
     stream = given["states"]
+    if spec.mask_token is not None:
+        with b.scope("masks"):
+            mask = _fused(b, b.op("Squeeze", w("mask_hidden", (1, 1, spec.feature_width)), b.constant([0])), w, spec)
+            masked = b.op("Equal", given["token_ids"], b.constant(spec.mask_token))
+            stream = b.op("Where", b.op("Unsqueeze", masked, b.constant([-1])), mask, stream)
     for at in range(layer.layers):
         name = prefix if at == 0 else f"layers.{at}"
         with b.scope(f"layers.{at}/attention"):
@@ -79,7 +73,8 @@ def build_eagle3(
         if not how.pick_early:
             stream = how.pick(b, stream, given["score_rows"])
         normed = rms_norm(b, stream, w, "norm", layer)
-        made["next_states"] = normed if spec.norm_fed_back else stream
+        if spec.mask_token is None:
+            made["next_states"] = normed if spec.norm_fed_back else stream
         made["logits"] = target_logits(b, normed, w, spec, checkpoint, dtype)
     for binding in names.outputs:
         b.output(binding, made[binding.name])
@@ -89,6 +84,18 @@ def build_eagle3(
     for change in how.passes:
         change(model)
     return model
+
+
+def _fused(b: GraphBuilder, features: ir.Value, w: Weights, spec: Eagle3Spec) -> ir.Value:
+    """[tokens, features] to [tokens, hidden]."""
+    if spec.norm_features:
+        features = rms_norm(b, features, w, "input_norm", spec.layer)
+    if spec.norm_each_feature:
+        count = len(spec.features)
+        parts = b.ops("Split", features, b.constant([spec.target_hidden] * count), outputs=count, axis=1)
+        normed = [rms_norm(b, part, w, f"fc_norm.{at}", spec.layer) for at, part in enumerate(parts)]
+        features = b.op("Concat", *normed, axis=1)
+    return Linear.stored("fc", spec.layer.hidden)(b, features, w)
 
 
 def _fusing(spec: Eagle3Spec) -> list[str]:

@@ -14,10 +14,10 @@ from tandemrt.engines.contract import Contract
 from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.manifest import EngineName
-from tandemrt.engines.recipe import ModelDraft, PardDraft, Recipe, Target
+from tandemrt.engines.recipe import HeadDraft, ModelDraft, PardDraft, Recipe, Target
 from tandemrt.engines.tensorrt.recipe import TensorRtRtx
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.draft_heads import DraftHead, HeadDraft
+from tandemrt.export.model.draft_heads import DraftHead
 from tandemrt.export.model.graph import Graph
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
 from tandemrt.export.model.lowerings import Lowering, attention_of, fitting

@@ -12,7 +12,16 @@ from tandemrt.engines.contract import CacheKind, Contract
 from tandemrt.engines.drafts import LONGEST_BLOCK
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.heads import FRAME, HeadSpec, misfit, read_features, read_layers, require_whole
+from tandemrt.export.read.heads import (
+    FRAME,
+    HeadSpec,
+    misfit,
+    read_features,
+    read_layers,
+    read_token,
+    require_token,
+    require_whole,
+)
 from tandemrt.export.read.spec import ModelSpec
 
 FLAT = "DFlashDraftModel"
@@ -45,9 +54,7 @@ class DFlashSpec(HeadSpec):
             raise misfit("hidden_size", f"the target's, {target.hidden}, whose embedding it reads", spec.layer.hidden)
         if not 2 <= spec.block <= LONGEST_BLOCK:
             raise BadCheckpoint(f"config.json: block_size should be 2 to {LONGEST_BLOCK}, it is {quoted(spec.block)}")
-        if not 0 <= spec.mask_token < spec.vocab:
-            rule = f"mask_token_id should be an id below vocab_size, {spec.vocab}"
-            raise BadCheckpoint(f"config.json: {rule}, it is {quoted(spec.mask_token)}")
+        require_token(spec.mask_token, spec)
         return spec
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
@@ -77,7 +84,7 @@ def _of_speculators(fields: Fields, target: ModelSpec) -> DFlashSpec:
         draft_vocab=fields.integer("draft_vocab_size", 32_000),
         reach=reach,
         block=fields.integer("block_size", 8),
-        mask_token=_token(fields),
+        mask_token=read_token(fields, "mask_token_id"),
         causal=tuple(kind == "sliding_attention" and not mutual for kind in kinds),
     )
 
@@ -107,7 +114,7 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str]) -> DFlash
         draft_vocab=layer.vocab,
         reach=None,
         block=block,
-        mask_token=_token(how),
+        mask_token=read_token(how, "mask_token_id"),
         causal=(False,) * layer.layers,
     )
     how.finish()
@@ -118,10 +125,3 @@ def _required(features: tuple[int, ...] | None, name: str) -> tuple[int, ...]:
     if features is None:
         raise BadCheckpoint(f"config.json: {name} is missing: which layers of the target the head reads")
     return features
-
-
-def _token(fields: Fields) -> int:
-    token = fields.get("mask_token_id")
-    if isinstance(token, bool) or not isinstance(token, int):
-        raise BadCheckpoint(f"{fields.where}: mask_token_id should be an id, it is {quoted(token)}")
-    return token

@@ -12,7 +12,15 @@ from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind, Contract
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.heads import FRAME, HeadSpec, read_features, read_layers, require_whole
+from tandemrt.export.read.heads import (
+    FRAME,
+    HeadSpec,
+    read_features,
+    read_layers,
+    read_token,
+    require_token,
+    require_whole,
+)
 from tandemrt.export.read.spec import ModelSpec
 
 FLAT = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
@@ -44,27 +52,36 @@ class Eagle3Spec(HeadSpec):
     mask_token: int | None = None
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], target: ModelSpec, *, ignored: Collection[str] = ()) -> "Eagle3Spec":
-        """Read a config. Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``."""
+    def from_hf(
+        cls, config: Mapping[str, Any], target: ModelSpec, *, ignored: Collection[str] = (), parallel: bool = False
+    ) -> "Eagle3Spec":
+        """Read a config, that of P-EAGLE if ``parallel``.
+
+        Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``.
+        """
         fields = Fields(config, "config.json")
         require_whole(config)
         if "speculators_model_type" in config or "transformer_layer_config" in config:
-            spec = _of_speculators(fields, target)
+            spec = _of_speculators(fields, target, parallel=parallel)
+        elif parallel:
+            raise BadCheckpoint("config.json: speculators_model_type should be 'peagle', the field is missing")
         else:
             spec = _flat(fields, target, ignored)
             ignored = ()
         fields.finish(ignored)
         spec.require_fit(target)
+        if spec.mask_token is not None:
+            require_token(spec.mask_token, spec)
         return spec
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
         """Return the bindings of this head, ``capacity`` tokens to a cache row, computing in ``dtype``."""
         sizes = self.sizes(capacity=capacity, dtype=dtype, cache=cache)
-        return contract.draft_head(hidden=self.layer.hidden, **sizes)
+        return contract.draft_head(hidden=self.layer.hidden, parallel=self.mask_token is not None, **sizes)
 
 
-def _of_speculators(fields: Fields, target: ModelSpec) -> Eagle3Spec:
-    fields.only("speculators_model_type", "eagle3")
+def _of_speculators(fields: Fields, target: ModelSpec, *, parallel: bool) -> Eagle3Spec:
+    fields.only("speculators_model_type", "peagle" if parallel else "eagle3")
     fields.skip(*FRAME, "embed_requires_grad")
     fields.only("tie_word_embeddings", False)
     layer, reach = read_layers(fields.get("transformer_layer_config"))
@@ -78,6 +95,7 @@ def _of_speculators(fields: Fields, target: ModelSpec) -> Eagle3Spec:
         norm_residual=fields.flag("norm_before_residual", False),
         norm_fed_back=fields.flag("norm_output", False),
         reach=reach,
+        mask_token=read_token(fields, "mask_token_id") if parallel else None,
     )
 
 

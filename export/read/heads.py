@@ -161,6 +161,21 @@ def read_features(fields: Fields, name: str, target: ModelSpec, *, behind: int =
     return found
 
 
+def read_token(fields: Fields, name: str) -> int:
+    """The id of a mask token."""
+    token = fields.get(name)
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise BadCheckpoint(f"{fields.where}: {name} should be an id, it is {quoted(token)}")
+    return token
+
+
+def require_token(token: int, spec: HeadSpec) -> None:
+    """Raise BadCheckpoint unless a mask token is in the vocabulary."""
+    if not 0 <= token < spec.vocab:
+        rule = f"mask_token_id should be an id below vocab_size, {spec.vocab}"
+        raise BadCheckpoint(f"config.json: {rule}, it is {quoted(token)}")
+
+
 def misfit(name: str, rule: str, value: object) -> BadCheckpoint:
     return BadCheckpoint(
         f"config.json: {name} should be {rule}, it is {quoted(value)}; choose a head that was trained for this target"

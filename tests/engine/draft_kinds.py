@@ -3,19 +3,21 @@ definition over what transformers computes of a text.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests import dflash, eagle3
+from tests import dflash, eagle3, mtp
 from tests.dflash import BlockHead
 from tests.eagle3 import Head
 from tests.makers import VOCAB, tiny_checkpoint
+from tests.mtp import MtpLayer
 
 LAYERS, HIDDEN, MASK = 3, 32, 319  # the mask is an id that spells nothing
 SIZES: Mapping[str, Any] = {"layers": LAYERS, "seed": 1, "head_dim": 32}
@@ -23,6 +25,8 @@ SIZES: Mapping[str, Any] = {"layers": LAYERS, "seed": 1, "head_dim": 32}
 EAGLE3 = Head(
     vocab=VOCAB, hidden=HIDDEN, target_layers=LAYERS, draft_vocab=2, head_dim=32, features=(2, 1), own_embedding=False
 )
+PEAGLE = replace(EAGLE3, mask_token=MASK, layers=2)
+MTP = MtpLayer(hidden=HIDDEN, target_layers=LAYERS, head_dim=32)
 DFLASH = BlockHead(
     vocab=VOCAB,
     hidden=HIDDEN,
@@ -46,7 +50,8 @@ class Kind:
     """``save`` writes the checkpoint beside that of the target and says what is drafted by its definition.
 
     ``known``: tokens that it mostly drafts. ``late``: what it reads of a prompt comes out of the round that the prompt
-    ends in, over a paged cache. ``least``: tokens of a text behind which it drafts something.
+    ends in, over a paged cache. ``least``: tokens of a text behind which it drafts something. ``with_target``: the
+    checkpoint is also the target's.
     """
 
     save: Callable[[Path, "Target"], Drafts]
@@ -54,12 +59,14 @@ class Kind:
     known: Callable[[Path], Sequence[int]] = lambda _folder: ()
     late: bool = True
     least: int = 1
+    with_target: bool = False
 
 
 class Target:
     """The target by transformers."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def features(self, tokens: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
@@ -83,6 +90,46 @@ class Eagle3Drafts:
         logits, state = (each[-1:] for each in head(tokens[1:], fused[:-1]))
         while len(found) < window:
             found.append(int(self._ids[logits.argmax()]))
+            logits, state = head(torch.tensor(found[-1:]), state)
+        return found
+
+
+class PEagleDrafts:
+    def __init__(self, folder: Path, target: Target) -> None:
+        PEAGLE.save(folder)
+        self._target, self._weights = target, PEAGLE.weights()
+        self._ids = self._weights["d2t"] + torch.arange(PEAGLE.draft_vocab)
+
+    @torch.no_grad()
+    def drafts(self, text: Sequence[int], window: int) -> list[int]:
+        tokens = torch.tensor(text)
+        head = eagle3.Definition(PEAGLE, self._weights, self._target.model.model.embed_tokens.weight)
+        fused = head.fuse(self._target.features(tokens, PEAGLE.features))
+        masks, states = head.masks(window - 1)
+        logits, _ = head(torch.cat([tokens[1:], masks]), torch.cat([fused[:-1], states]))
+        found: list[int] = self._ids[logits[-window:].argmax(-1)].tolist()
+        return found
+
+
+class MtpDrafts:
+    """The layer stands behind those of its target, in one checkpoint."""
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        shutil.copytree(target.folder, folder)
+        self._weights = MTP.weights()
+        save_file(load_file(folder / "model.safetensors") | self._weights, folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+        self._target = target
+
+    @torch.no_grad()
+    def drafts(self, text: Sequence[int], window: int) -> list[int]:
+        model, tokens = self._target.model, torch.tensor(text)
+        head = mtp.Definition(MTP, self._weights, model.model.embed_tokens.weight, model.lm_head.weight)
+        found: list[int] = []
+        logits, state = (each[-1:] for each in head(tokens[1:], self._target.features(tokens, [LAYERS])[:-1]))
+        while len(found) < window:
+            found.append(int(logits.argmax()))
             logits, state = head(torch.tensor(found[-1:]), state)
         return found
 
@@ -132,8 +179,16 @@ def two_known(folder: Path) -> Sequence[int]:
     return found
 
 
+def two_likely(folder: Path) -> Sequence[int]:
+    """What a layer drafts whose last norm has one large number."""
+    scores = load_file(folder / "model.safetensors")["lm_head.weight"][:, 3]
+    return [int(scores.argmax()), int(scores.argmin())]
+
+
 KINDS = {
     "eagle3": Kind(Eagle3Drafts, window=4, known=two_known),
+    "peagle": Kind(PEagleDrafts, window=4, known=two_known),
+    "mtp": Kind(MtpDrafts, window=3, known=two_likely, with_target=True),
     "pard": Kind(PardDrafts, window=5, late=False, least=0),
     "dflash": Kind(DFlashDrafts, window=5, known=two_known, least=0),
 }

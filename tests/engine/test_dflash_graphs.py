@@ -8,8 +8,8 @@ import torch
 
 from tandemrt.engines.contract import Contract, table_width
 from tandemrt.export.model.builder import save_model
-from tandemrt.export.model.dflash import EMBEDDING, build_context, build_dflash
-from tandemrt.export.model.draft_vocabulary import LM_HEAD
+from tandemrt.export.model.dflash import build_context, build_dflash
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, LM_HEAD
 from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec

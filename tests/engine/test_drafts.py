@@ -29,7 +29,8 @@ class Built:
 
     def __init__(self, name: str, folder: Path, target: Path, opened: ExitStack) -> None:
         self.name, self.kind = name, KINDS[name]
-        self._folder, self._target, self._opened = folder, target, opened
+        self._folder, self._opened = folder, opened
+        self._target = folder / "draft" if self.kind.with_target else target
         self.drafts: Drafts = self.kind.save(folder / "draft", reference(target))
         known = self.kind.known(folder / "draft")
         self.among = {"logit_bias": dict.fromkeys(known, 30.0)} if known else {}

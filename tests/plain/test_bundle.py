@@ -414,11 +414,19 @@ def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> 
         (("limits", "capacity"), 36, r"capacity must be at least length \+ window \+ 1 = 37; got 36"),
         (
             ("draft", "kind"),
-            "mtp",
-            "draft.kind: must be 'model', 'eagle3', 'pard', 'dflash', 'ngram' or 'none'; got 'mtp'",
+            "dspark",
+            "draft.kind: must be 'model', 'eagle3', 'peagle', 'mtp', 'pard', 'dflash', 'ngram' or 'none'; got 'dspark'",
         ),
-        (("draft", "kind"), "pard", "draft: mask_token must be set for kind pard and dflash, and no other; got None"),
-        (("draft", "mask_token"), 3, "draft: mask_token must be set for kind pard and dflash, and no other; got 3"),
+        (
+            ("draft", "kind"),
+            "pard",
+            "draft: mask_token must be set for kinds peagle, pard, dflash, and no other; got None",
+        ),
+        (
+            ("draft", "mask_token"),
+            3,
+            "draft: mask_token must be set for kinds peagle, pard, dflash, and no other; got 3",
+        ),
         (
             ("draft", "kind"),
             "model",
