@@ -146,6 +146,11 @@ class RuntimeOptions(Section):
         description="draft, without a model, what a grammar, a marker or a forced end leaves no choice about; rounds "
         "that may have such tokens run without overlap; default: where nothing overlaps",
     )
+    draft_masks: bool = Field(
+        default=False,
+        description="mask what a draft model or head draws by a request's grammar: more is accepted, and rounds with "
+        "such requests run without overlap and wait for every drafted token; no text changes",
+    )
     threads: Annotated[int, AfterValidator(_threads)] | None = Field(
         default=None, description="CPU threads per engine; default: one per core"
     )
@@ -274,6 +279,7 @@ class ServedOptions(TypedDict, total=False):
     adaptive_window: bool
     overlap: bool | None
     forced_drafts: bool | None
+    draft_masks: bool
     threads: int | None
     queue_limit: int
     grammar_timeout_s: float

@@ -3,7 +3,8 @@
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.calls import largest_prompts, most_query, slack
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.drafts import DRAFTS
+from tandemrt.engines.errors import BackendUnavailable, BadRequest
 from tandemrt.engines.implied import require_implied
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.plugins.tensors import torch
@@ -35,6 +36,11 @@ from tandemrt.runtime.round.windows import Windows
 def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
     """Open ``bundle`` and allocate all that its rounds need. The options must fit its limits."""
     limits = bundle.limits
+    if options.draft_masks and not DRAFTS[bundle.draft.kind].engines:
+        raise BadRequest(
+            f"draft_masks: needs a draft with a model of its own, received True for draft.kind {bundle.draft.kind!r}, "
+            "which draws nothing; leave it out"
+        )
     where = _device(bundle, options.device)
     overlap = where.type == "cuda" if options.overlap is None else options.overlap
     windows = Windows(
@@ -42,6 +48,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
         limits.window,
         forced=not overlap if options.forced_drafts is None else options.forced_drafts,
         drafts=bundle.draft.kind != "none",
+        masked=options.draft_masks,
         adaptive=options.adaptive_window,
     )
     require_implied(bundle.manifest)

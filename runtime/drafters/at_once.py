@@ -38,12 +38,21 @@ class AtOnceDrafter(DrawingDrafter):
         self._rows_of = cache(self._slots_of_rows)
 
     def _draw(self, batch: int, window: int, *, keep_probs: bool, filters: bool) -> None:
-        """One draw for all rows of all slots."""
+        """One draw for all rows of all slots; where they are masked, one for each row."""
         for name, values in self._state.drafting(batch).items():
             torch.index_select(values, 0, self._rows_of(batch, window), out=self._repeated(name, batch, window))
         position = self._sampling["position"].view(batch, window)
         torch.add(position, self._steps[:window], out=position)
-        self._draw_call(batch, window, keep_probs, filters).run()
+        draw = self._draw_call(batch, window, keep_probs, filters)
+        if self._masked:
+            logits = self._logits.view(batch, window, self._vocab)
+            for step in range(window):
+                self._masks.apply(logits[:, step])
+                draw.run()
+                self._masks.follow(self._buffers.draft_tokens.view(batch, window)[:, step].tolist())
+            self._masked = False
+            return
+        draw.run()
 
     def _repeated(self, name: str, batch: int, window: int) -> torch.Tensor:
         return self._sampling[name].view(batch * window)

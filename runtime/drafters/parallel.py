@@ -56,7 +56,7 @@ class ParallelDrafter(AtOnceDrafter):
         self._line = torch.zeros(slots, 2 * window, dtype=torch.int64, device=device).fill_(-1)
         self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
         self._query = 1  # tokens that any slot may have
-        self._slots = torch.arange(slots, device=device)[:, None]
+        self._rows = torch.arange(slots, device=device)[:, None]
         self._index = torch.zeros(slots, dtype=torch.int64, device=device)
         self._token_ids = Buffer((slots, 2 * window), torch.int64, device)
         self._score_rows = Buffer((slots, window), torch.int64, device)
@@ -146,7 +146,7 @@ class ParallelDrafter(AtOnceDrafter):
         torch.add(counts[:, None], self._steps[:scored], out=rows)
         torch.add(rows, -1, out=rows).clamp_(min=0)
         if self._runs is not None:  # rows are counted from the first token of the call
-            torch.add(rows, self._slots[:batch] * query, out=rows)
+            torch.add(rows, self._rows[:batch] * query, out=rows)
         if prompts == NO_PROMPTS:
             self._run_call(batch, scored, query).run()
             return

@@ -90,7 +90,7 @@ class Loop:
         last, self._last = self._last, None
         if this.works:
             # The tokens that follow by force are known behind the commit, and the drafts of the round behind them too.
-            waits = this.forces or (last is not None and last.round.forces)
+            waits = this.waits or (last is not None and last.round.waits)
             timetable = self._overlapped if self.overlap and not waits else self._in_lockstep
             self._last = timetable(this, last, self.drafter.ahead and not waits)
             # In the long run a step takes as long as the device's round, with overlap too.

@@ -54,8 +54,9 @@ class Built:
         return build(recipe, self._folder / form).folder
 
     def _llm(self, form: str) -> LLM:
-        paged = {"overlap": True, "cache_tokens": 448} if form == "paged" else {"overlap": False}
-        llm = self._opened.enter_context(LLM(self.bundle(form), device="cpu", threads=1, **paged))
+        """Over a paged cache as a GPU has it; over a linear one, drafts are masked by grammars."""
+        options: Any = {"overlap": True, "cache_tokens": 448} if form == "paged" else {"draft_masks": True}
+        llm = self._opened.enter_context(LLM(self.bundle(form), device="cpu", threads=1, **options))
         if form == "paged":
             llm._worker.prepare(partial(capture, llm.loop))  # as a GPU does
         return llm
