@@ -105,9 +105,20 @@ def packed(windows: int, tokens: int, runs: int) -> Packed:
     return Packed(_whole(windows + tokens) - windows, 1 << (runs - 1).bit_length())
 
 
+def beside(windows: int, prompts: Packed) -> Packed:
+    """The packed call with the same ``prompts`` beside another number of tokens of windows: a draft's."""
+    return packed(windows, prompts.prompt_tokens, prompts.prompts)
+
+
+def packed_sizes(most: int) -> list[int]:
+    """Tokens of all packed calls of at most ``most`` tokens, smallest first: few, so all can be run beforehand."""
+    powers = [1 << power for power in range(_LEAST.bit_length() - 1, TILE.bit_length())]
+    return [size for size in (*powers, *range(2 * TILE, most + 1, TILE)) if size <= most]
+
+
 def largest_prompts(batch: int, chunk: int) -> Packed:
-    """What ``packed`` has at most, for ``chunk`` prompt tokens of ``batch`` prompts."""
-    return Packed(max(chunk, TILE) + TILE, 1 << (batch - 1).bit_length())
+    """What ``packed`` has at most, and ``beside`` of it, for ``chunk`` prompt tokens of ``batch`` prompts."""
+    return Packed(max(chunk, TILE) + 2 * TILE, 1 << (batch - 1).bit_length())
 
 
 def most_query(kind: str, window: int) -> int:
@@ -151,13 +162,11 @@ def decoder_uses(batch: int, window: int, chunk: int) -> dict[str, Use]:
 def largest_calls(kind: str, batch: int, window: int, chunk: int) -> tuple[Sizes, ...]:
     """The largest calls of a target or a draft of ``kind``: a window of every slot, and a chunk of one prompt.
 
-    A packed call has both, and padding.
+    A packed call has both, and padding: that of the target's call, and that of a draft's beside it.
     """
     query = most_query(kind, window)
-    # A round has one number of prompt tokens, which goes with the target's windows; those of a draft may be longer.
-    tokens = batch * (query - window - 1) + _whole(batch * (window + 1) + chunk)
     return (
-        {"batch": batch, "query": query, "rows": query, "tokens": tokens},
+        {"batch": batch, "query": query, "rows": query, "tokens": _whole(batch * query + chunk) + TILE},
         {"batch": 1, "query": chunk, "rows": 1, "tokens": chunk},
     )
 

@@ -139,12 +139,14 @@ class RuntimeOptions(Section):
     )
     overlap: bool | None = Field(
         default=None,
-        description="run the target while the host commits and fills, the tokens are the same; default: on a GPU",
+        description="run the target while the host commits and fills, the tokens are the same where forced_drafts is; "
+        "default: on a GPU",
     )
     forced_drafts: bool | None = Field(
         default=None,
         description="draft, without a model, what a grammar, a marker or a forced end leaves no choice about; rounds "
-        "that may have such tokens run without overlap; default: where nothing overlaps",
+        "that may have such tokens run without overlap, and under the rejection rule a text depends on it; default: "
+        "where nothing overlaps",
     )
     draft_masks: bool = Field(
         default=False,

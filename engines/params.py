@@ -193,6 +193,8 @@ class StructuredOutputs(Record):
         choice: the answers to choose from.
         grammar: an EBNF grammar with a rule ``root``.
         disable_any_whitespace: JSON in one fixed layout instead of with any whitespace.
+        disable_additional_properties: objects whose schema describes properties have no others unless it says so;
+            False: any others, as JSON Schema has it.
         validate_output: accept schemas with keywords that a grammar cannot enforce, and check the finished text.
         engine: the grammar engine; None: the first that holds the kind to the letter (docs/structured.md).
     """
@@ -205,6 +207,7 @@ class StructuredOutputs(Record):
     choice: tuple[Text, ...] | None = None
     grammar: Text | None = None
     disable_any_whitespace: StrictBool = False
+    disable_additional_properties: StrictBool = True
     validate_output: StrictBool = False
     engine: Literal["llguidance", "xgrammar"] | None = None
 
@@ -233,4 +236,6 @@ class StructuredOutputs(Record):
             raise refuse(f"validate_output must come with json, got {named[0]}, which is enforced without it")
         if self.disable_any_whitespace and named[0] not in ("json", "json_object"):
             raise refuse(f"disable_any_whitespace must come with json or json_object, got {named[0]}")
+        if not self.disable_additional_properties and self.json_schema is None:
+            raise refuse(f"disable_additional_properties=False must come with json, got {named[0]}")
         return self

@@ -232,14 +232,23 @@ class Recipe(Section):
         """The sha256 of the file this recipe was loaded from, and of what took the place of its values."""
         return self._digest
 
+    def checkpoints(self) -> dict[str, Path]:
+        """The folders that the recipe names, by section."""
+        drafts = isinstance(self.draft, ModelDraft | PardDraft | HeadDraft)
+        return {"target": self.target.checkpoint} | ({"draft": self.draft.checkpoint} if drafts else {})  # type: ignore[union-attr]
+
+    def hub_name(self, checkpoint: Path) -> str | None:
+        """What the recipe's file says of ``checkpoint`` if it may be a name of the Hugging Face hub: two words."""
+        if not self._file or not checkpoint.is_relative_to(home := Path(self._file).parent):
+            return None
+        words = checkpoint.relative_to(home).parts
+        return "/".join(words) if len(words) == 2 else None
+
     def require_checkpoints(self) -> None:
         """Raise BadRecipe for a checkpoint folder that does not exist, by the key that names it."""
-        named = {"target": self.target.checkpoint}
-        if isinstance(self.draft, ModelDraft | PardDraft | HeadDraft):
-            named["draft"] = self.draft.checkpoint
         lines = [
             f"{section}.checkpoint: must be an existing folder; got {quoted(str(folder))}"
-            for section, folder in named.items()
+            for section, folder in self.checkpoints().items()
             if not folder.is_dir()
         ]
         if lines:

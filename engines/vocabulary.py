@@ -1,8 +1,8 @@
 """What every token id spells, in bytes: all that a grammar needs to know about a tokenizer."""
 
 import hashlib
-import json
 import re
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +32,8 @@ class Vocabulary:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over the bytes of every token."""
-        digest = hashlib.sha256()
-        for token in self.tokens:
-            digest.update(len(token).to_bytes(4, "little") + token)
+        digest = hashlib.sha256(array("Q", map(len, self.tokens)).tobytes())
+        digest.update(b"".join(self.tokens))
         return digest.hexdigest()
 
     def spelling(self, text: bytes) -> list[int]:
@@ -145,7 +144,7 @@ def vocabulary_from_tokenizer(backend: Any, vocab_size: int, writers: Iterable[s
     Raises:
         BadBundle: the tokenizer is wider than the logits, or a token is neither byte-level nor byte-fallback.
     """
-    spell = _speller(json.dumps(json.loads(backend.to_str())["decoder"]))
+    spell = _speller(backend.decoder.__getstate__().decode() if backend.decoder else "null")
     vocabulary = backend.get_vocab(with_added_tokens=True)
     added = backend.get_added_tokens_decoder()
     special = frozenset(control_tokens(backend, writers))
@@ -188,8 +187,8 @@ def _speller(decoder: str) -> Callable[[str], bytes]:
 
 def _spell_byte_level(text: str) -> bytes:
     try:
-        return bytes([_BYTES[character] for character in text])
-    except KeyError:
+        return text.translate(_BYTES).encode("latin-1")
+    except UnicodeEncodeError:
         raise BadBundle(
             f"tokenizer: a decoder of kind ByteLevel needs tokens in its alphabet, got {quoted(text)}; "
             "add a token that is no text with add_tokens"
@@ -202,11 +201,12 @@ def _spell_byte_fallback(text: str) -> bytes:
     return text.replace("\u2581", " ").encode()
 
 
-def _byte_level_table() -> dict[str, int]:
-    # The byte alphabet of GPT-2: printable Latin-1 stands for itself, the rest is moved up from U+0100.
+def _byte_level_table() -> dict[int, int]:
+    # The byte alphabet of GPT-2: printable Latin-1 stands for itself, the rest is moved up from U+0100. What is moved
+    # is no letter of the alphabet where it was, and becomes one that Latin-1 cannot encode.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(moved)}
+    return dict.fromkeys(moved, 0xFFFF) | {0x100 + index: byte for index, byte in enumerate(moved)}
 
 
 _BYTES = _byte_level_table()

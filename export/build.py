@@ -25,6 +25,7 @@ from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.hub import with_checkpoints
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.staging import check_destination, place, staged
 
@@ -77,7 +78,7 @@ def build(
 def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling: CompileOptions) -> BuildReport:
     check_destination(out, recipe.name, force=force)
     compiling.require_use(recipe)
-    recipe.require_checkpoints()
+    recipe = with_checkpoints(recipe, clock.begin, compiling.progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
         vocabulary = models[0].vocabulary

@@ -1,6 +1,6 @@
 """Tensors on a CPU: numpy arrays with as much of torch.Tensor's interface as runtime and launchers use."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -117,7 +117,7 @@ class HostTensor:
         """The same memory in ``shape``, or as elements of another dtype."""
         if len(shape) == 1 and isinstance(shape[0], str):
             return HostTensor(self._array.view(HostDtype(shape[0]).numpy))
-        found = self._array.reshape(shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape)
+        found = self._array.reshape(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
         if not np.may_share_memory(found, self._array) and found.size:
             raise ValueError(f"view: {self.shape} does not lie in memory as {shape} would")
         return HostTensor(found)

@@ -34,7 +34,7 @@ class Context:
     """What the launches of one engine share. They must follow one another on one stream.
 
     ``kernels`` is the folder of compiled kernels, which a GPU needs; ``threads`` limits those of a CPU (None: one per
-    core); ``sizes`` are those of the largest call, by symbol, where memory between launches depends on them.
+    core); ``sizes`` are those of the largest call, by symbol, where launches depend on them.
     """
 
     device: torch.device

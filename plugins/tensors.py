@@ -8,6 +8,7 @@ torch's own tensors, and torch is imported with the first name, device or tensor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tandemrt.plugins.host_tensor import CPU, HostDtype, HostTensor, array_of
 from tandemrt.plugins.host_tensor import zeros as host_zeros
@@ -91,6 +92,12 @@ class _Torch:
 def viewed(tensor: Any, dtype: Any) -> Any:
     """The memory of ``tensor`` as elements of ``dtype``, which names one of torch's, with torch imported or not."""
     return tensor.view(dtype if isinstance(tensor, HostTensor) else _real(dtype))
+
+
+def host_floats(tensor: Any) -> npt.NDArray[np.float32]:
+    """The values of ``tensor``, on whatever device and of whatever dtype, in float32 on the host."""
+    array = array_of(tensor) if isinstance(tensor, HostTensor) else tensor.cpu().float().numpy()
+    return np.asarray(array, np.float32)
 
 
 def _imported() -> Any:

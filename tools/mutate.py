@@ -2,6 +2,7 @@
 
     python -m tools.mutate --list
     python -m tools.mutate --only top-k-off-by-one
+    python -m tools.mutate --jobs 8
 
 The bugs are in ``tools/mutants/*.toml``. The tests of each run twice at most: once without any bug, because a test that
 fails by itself sees nothing, and once with it. The exit code is 1 if a bug that matters went unseen or does not apply.
@@ -15,6 +16,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -112,7 +114,8 @@ class Lab:
     def _passes(self, mutant: Mutant) -> bool:
         command = [str(self._pythons[mutant.served]), "-m", "pytest", "-q", "-x", *_options(mutant), *mutant.tests]
         # Bytecode is told by size and whole seconds: a bug of the same length, put in soon, would not be compiled.
-        environment = {**os.environ, "PYTHONPATH": str(self.tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        packages = os.pathsep.join(filter(None, [str(self.tree / "src"), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(
                 command, cwd=self.tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -155,6 +158,7 @@ def environment_of(tree: Path, python: Path) -> Path:
 
 def main(
     only: Annotated[list[str] | None, typer.Option(help="Only these mutants; a part of the name is enough.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Copies of the tree in which tests run side by side.")] = 1,
     listed: Annotated[bool, typer.Option("--list", help="Name the mutants and run nothing.")] = False,
     serve_python: Annotated[Path, typer.Option(help="Python of the environment with a Triton server.")] = ROOT
     / ".venv-serve/bin/python",
@@ -169,15 +173,31 @@ def main(
         console.print(_table([(mutant, mutant.harmless) for mutant in mutants], "harmless because"))
         return
     verdicts: dict[str, Verdict] = {}
-    with copied_tree() as tree:
-        served = environment_of(tree, serve_python) if serve_python.is_file() else None
-        lab = Lab(tree, Path(sys.executable), served)
-        for mutant in mutants:
-            start = time.perf_counter()
-            verdict = verdicts[mutant.name] = lab.judge(mutant)
-            console.print(f"{verdict:<26}{mutant.name}  ({time.perf_counter() - start:.0f} s)")
+
+    def work(share: Sequence[Mutant]) -> None:
+        with copied_tree() as tree:
+            served = environment_of(tree, serve_python) if serve_python.is_file() else None
+            lab = Lab(tree, Path(sys.executable), served)
+            for mutant in share:
+                start = time.perf_counter()
+                verdict = verdicts[mutant.name] = lab.judge(mutant)
+                console.print(f"{verdict:<26}{mutant.name}  ({time.perf_counter() - start:.0f} s)")
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(work, shares(mutants, jobs)))
     if not _report(console, mutants, verdicts):
         raise typer.Exit(1)
+
+
+def shares(mutants: Sequence[Mutant], jobs: int) -> list[list[Mutant]]:
+    """Divide ``mutants`` among at most ``jobs`` shares of like size; those of the same tests stay together."""
+    groups: dict[tuple[str, ...], list[Mutant]] = {}
+    for mutant in mutants:
+        groups.setdefault(mutant.tests, []).append(mutant)
+    divided: list[list[Mutant]] = [[] for _ in range(min(jobs, len(groups)))]
+    for group in sorted(groups.values(), key=len, reverse=True):
+        min(divided, key=len).extend(group)
+    return divided
 
 
 def _options(mutant: Mutant) -> list[str]:

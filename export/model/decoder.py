@@ -97,8 +97,9 @@ def as_wide(b: GraphBuilder, logits: ir.Value, width: int, dtype: str) -> ir.Val
         return b.op("Slice", logits, b.constant([0]), b.constant([width]), b.constant([2]))
     if has == width:
         return logits
-    shape = b.op("Concat", b.op("Shape", logits, end=2), b.constant([width - has]), axis=0)
-    return b.op("Concat", logits, b.op("Expand", b.constant(LOWEST[dtype], dtype), shape), axis=2)
+    # Shaped like logits by being made of them: a shape would be computed on the host, and pieces run on a GPU alone.
+    padding = b.op("Mul", b.op("Gather", logits, b.constant([0] * (width - has)), axis=2), b.constant(0.0, dtype))
+    return b.op("Concat", logits, b.op("Add", padding, b.constant(LOWEST[dtype], dtype)), axis=2)
 
 
 def even_prompt(b: GraphBuilder, given: Mapping[str, ir.Value]) -> ir.Value:

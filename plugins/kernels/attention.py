@@ -8,6 +8,7 @@ import torch
 from tandemrt.engines.dtypes import KERNEL_SUFFIX
 from tandemrt.plugins.kernels.attention_plan import KEYS, Sizes, Workspace
 from tandemrt.plugins.kernels.attention_prompts import Prompts, prompt_calls
+from tandemrt.plugins.kernels.attention_tensors import LayerTensors
 from tandemrt.plugins.kernels.attention_windows import Windows, window_launches
 from tandemrt.plugins.kernels.module import Launch, current_stream
 from tandemrt.plugins.launch import Call, Context, Tensors
@@ -103,13 +104,13 @@ class AttentionLauncher:
         self._windows: tuple[Launch, ...] = ()
         workspace = context.keep("window_attention", lambda: Workspace(context.device))
         sizes = Sizes(heads, kv_heads, sliding_window, scale, epsilon)
-        caches, angles, norms = (key_cache, value_cache), (cosine, sine), (q_norm, k_norm)
+        layer = LayerTensors(key_cache, value_cache, cosine, sine, q_norm, k_norm)
         if windows < tokens:
             place = (prompt_rows, prompt_starts, prompt_index, prompt_table)
-            runs = Prompts(qkv[windows:], *caches, *place, *angles, *norms, mixed[windows:])
+            runs = Prompts(qkv[windows:], *place, layer, mixed[windows:])
             self._prompts = prompt_calls(runs, sizes, context, workspace)
         if windows:
-            rows = Windows(qkv, *caches, block_table, write_index, *angles, *norms, mixed)
+            rows = Windows(qkv, block_table, write_index, layer, mixed)
             module = context.module("attention")
             self._windows = window_launches(rows, windows // batch, sizes, module, workspace, splits)
 

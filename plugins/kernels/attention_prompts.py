@@ -7,6 +7,7 @@ import torch
 
 from tandemrt.plugins.kernels import cudnn_attention
 from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Workspace
+from tandemrt.plugins.kernels.attention_tensors import LayerTensors
 from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context
 
@@ -19,26 +20,21 @@ class Prompts:
     """The tensors of the runs of a call, checked. ``qkv`` and ``mixed`` begin with the first prompt token."""
 
     qkv: torch.Tensor
-    key_cache: torch.Tensor
-    value_cache: torch.Tensor
     rows: torch.Tensor
     starts: torch.Tensor
     index: torch.Tensor
     table: torch.Tensor
-    cosine: torch.Tensor
-    sine: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    layer: LayerTensors
     mixed: torch.Tensor
 
     @property
-    def caches(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.key_cache, self.value_cache
+    def positions(self) -> int:
+        """That a run's blocks have room for."""
+        return self.table.shape[1] * self.layer.key_cache.shape[2]
 
     def inputs(self, first: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """What a kernel reads, in its order; ``first``: the projection, or what was made of its queries."""
-        place = (self.rows, self.starts, self.index, self.table)
-        return (first, *self.caches, *place, self.cosine, self.sine, self.q_norm, self.k_norm)
+        return self.layer.inputs(first, self.rows, self.starts, self.index, self.table)
 
 
 def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Workspace) -> tuple[Call, Call]:
@@ -46,18 +42,17 @@ def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Wo
 
     cuDNN attends where it serves (cudnn_attention.py), else our own kernel.
     """
-    queries = workspace.queries(len(prompts.qkv), sizes.heads, prompts.key_cache.shape[-1], prompts.qkv.dtype)
+    queries = workspace.queries(len(prompts.qkv), sizes.heads, prompts.layer.key_cache.shape[-1], prompts.qkv.dtype)
     module = context.module("attention")
-    positions = prompts.table.shape[1] * prompts.key_cache.shape[2]
     attention: Call
-    if not cudnn_attention.serves(queries.dtype, queries.shape[-1], positions):
+    if not cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions):
         factor = 1.0 if queries.dtype == torch.float32 else sizes.scale * _LOG2_E
         attention = RunAttention(prompts, queries, sizes, module, workspace)
         return _Preparation(prompts, queries, sizes, module, factor=factor), attention
     lengths = workspace.lengths(len(prompts.index))
     attention = cudnn_attention.CudnnAttention(
         queries,
-        *prompts.caches,
+        *prompts.layer.caches,
         prompts.table,
         cudnn_attention.RunLengths.of(lengths, len(prompts.index)),
         prompts.mixed,
@@ -94,7 +89,7 @@ class _Preparation:
             np.int32(len(prompts.index)),
             *floats,
             queries,
-            *prompts.caches,
+            *prompts.layer.caches,
             lengths,
         )
 
@@ -113,7 +108,7 @@ class RunAttention:
         kernel = f"attend_runs_{suffix(queries)}_{head_dim}"
         inputs, scalars = prompts.inputs(queries), _scalars(prompts, sizes)
         floats = (np.float32(sizes.scale), np.float32(sizes.epsilon))
-        outputs = (prompts.mixed, *prompts.caches)
+        outputs = (prompts.mixed, *prompts.layer.caches)
         self._device = queries.device
         if queries.dtype == torch.float32:
             grid = (-(-tokens * sizes.heads // WARPS), 1, 1)
@@ -125,8 +120,8 @@ class RunAttention:
             heads=sizes.heads,
             kv_heads=sizes.kv_heads,
             head_dim=head_dim,
-            capacity=prompts.table.shape[1] * prompts.key_cache.shape[2],
-            processors=torch.cuda.get_device_properties(queries.device).multi_processor_count,
+            capacity=prompts.positions,
+            processors=module.processors,
             clusters=module.architecture >= 90,
         )
         parts = workspace.parts(plan)
@@ -153,4 +148,4 @@ class RunAttention:
 
 
 def _scalars(prompts: Prompts, sizes: Sizes) -> tuple[np.int32, ...]:
-    return sizes.scalars(len(prompts.qkv), prompts.key_cache, prompts.table)
+    return sizes.scalars(len(prompts.qkv), prompts.layer.key_cache, prompts.table)

@@ -76,11 +76,14 @@ class CudnnAttention:
         sliding_window: int,
         context: Context,
     ) -> None:
+        import cudnn
+
         self._device = context.device
+        self._set_stream = cudnn.set_stream
         self._handle = context.keep("cudnn", lambda: _handle(context.device))
-        # Runs begin where offsets say, so one plan serves all calls of at most so many tokens, and costs short ones
+        # Runs begin where offsets say, so one plan serves all calls whose runs are no longer, and costs short ones
         # nothing.
-        longest = max(_LONGEST, 1 << (len(queries) - 1).bit_length())
+        longest = max(_LONGEST, 1 << (min(len(queries), context.sizes.get("query", len(queries))) - 1).bit_length())
         self._plan = context.keep(
             ("cudnn", queries.dtype, queries.shape[1:], longest, key_cache.shape, table.shape, scale, sliding_window),
             lambda: _Plan.build(self._handle, queries, longest, key_cache, table, scale, sliding_window),
@@ -91,9 +94,7 @@ class CudnnAttention:
 
     def run(self) -> None:
         """Enqueue the call on torch's current stream."""
-        import cudnn
-
-        cudnn.set_stream(handle=self._handle, stream=torch.cuda.current_stream(self._device).cuda_stream)
+        self._set_stream(handle=self._handle, stream=torch.cuda.current_stream(self._device).cuda_stream)
         self._plan.graph.execute(self._tensors, self._plan.workspace, handle=self._handle)
 
 
@@ -124,7 +125,7 @@ class _Plan:
         scale: float,
         sliding_window: int,
     ) -> "_Plan":
-        """For tensors of these shapes and dtypes, but for the number of tokens, which is at most ``longest``."""
+        """For tensors of these shapes and dtypes, but for the number of tokens; a run has at most ``longest``."""
         import cudnn
 
         kind = cudnn.data_type.BFLOAT16 if queries.dtype == torch.bfloat16 else cudnn.data_type.HALF

@@ -25,7 +25,9 @@ class KernelModule:
     def __init__(self, code: "ObjectCode", device: torch.device, architecture: int) -> None:
         self.device = device
         self.architecture = architecture  # that the code was compiled for, 90 for sm_90; the device's may be higher
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._code = code
+        self._kernels: dict[tuple[str, int], Any] = {}
 
     @classmethod
     def open(cls, folder: Path, name: str, device: torch.device | str = "cuda") -> "KernelModule":
@@ -55,6 +57,11 @@ class KernelModule:
 
         Raises BackendUnavailable if it was not compiled, or the device has less shared memory.
         """
+        if (name, shared) not in self._kernels:
+            self._kernels[name, shared] = self._find(name, shared)
+        return self._kernels[name, shared]
+
+    def _find(self, name: str, shared: int) -> Any:
         status, _ = driver.cuLibraryGetKernel(self._code.handle, name.encode())
         if status == driver.CUresult.CUDA_ERROR_NOT_FOUND:
             raise BackendUnavailable(

@@ -1,6 +1,7 @@
 // swiglu: activated[r, i] = silu(gate_up[r, i]) * gate_up[r, width + i], in float32, rounded to the input's dtype once.
 //
 // One thread, eight elements: a 16-byte load of each half and one 16-byte store. Bound by memory, so nothing is staged.
+// The blocks of a row stand side by side, grid (ceil(width / 8 / threads) * rows).
 
 #include "variants.cuh"
 
@@ -29,6 +30,16 @@ struct Float16 {
     }
 };
 
+struct Place {
+    long long row;
+    int first;  // element of it
+};
+
+__device__ __forceinline__ Place place_of(int width) {
+    int elements = blockDim.x * 8, across = (width + elements - 1) / elements;
+    return {blockIdx.x / across, static_cast<int>(blockIdx.x % across * elements + threadIdx.x * 8)};
+}
+
 __device__ __forceinline__ float activate(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
 
 template <class Type>
@@ -40,8 +51,7 @@ __device__ __forceinline__ u32 activate_pair(u32 gate, u32 up) {
 
 template <class Type>
 __device__ __forceinline__ void swiglu(const u16* gate_up, int width, u16* activated) {
-    long long row = blockIdx.y;
-    int first = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    auto [row, first] = place_of(width);
     const u16* gate = gate_up + row * 2 * width;
     const u16* up = gate + width;
     u16* out = activated + row * width;
@@ -63,8 +73,7 @@ __device__ __forceinline__ void swiglu(const u16* gate_up, int width, u16* activ
 }
 
 __device__ __forceinline__ void swiglu(const float* gate_up, int width, float* activated) {
-    long long row = blockIdx.y;
-    int first = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    auto [row, first] = place_of(width);
     for (int i = first; i < min(first + 8, width); ++i) {
         activated[row * width + i] = activate(gate_up[row * 2 * width + i], gate_up[(row * 2 + 1) * width + i]);
     }

@@ -32,7 +32,7 @@ class SwigluLauncher:
                 f"got {gate_up.dtype}{list(gate_up.shape)}"
             )
         kernel = module.kernel(f"swiglu_{suffix(gate_up)}")
-        grid = (-(-width // (_THREADS * _PER_THREAD)), rows, 1)
+        grid = (-(-width // (_THREADS * _PER_THREAD)) * rows, 1, 1)  # along the one axis that takes any number of rows
         self._device = gate_up.device
         self._launch = Launch(kernel, grid, (_THREADS, 1, 1), gate_up, np.int32(width), activated)
 

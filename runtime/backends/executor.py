@@ -4,14 +4,16 @@ It knows nothing about what the steps compute. On a CUDA device nothing waits, n
 computed on the host in a run, so that all its steps can be captured into one CUDA graph.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from math import prod
+from weakref import WeakValueDictionary
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.calls import Sizes, largest_calls
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.decoder import Decoder, Operator, Piece
+from tandemrt.engines.decoder import Decoder, Operator, Piece, Step
 from tandemrt.engines.errors import InternalError
 from tandemrt.engines.manifest import EngineName
 from tandemrt.plugins.faces import launcher
@@ -51,6 +53,7 @@ class Executor:
         self._largest = largest
         self._values = {value.name: value for value in decoder.values}
         self._buffers = plan_buffers(decoder, contract, largest)
+        self._bound: WeakValueDictionary[Hashable, Call] = WeakValueDictionary()  # by what a step reads and makes
         self._memory = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in self._buffers.sizes]
 
     @classmethod
@@ -71,8 +74,8 @@ class Executor:
             pieces = dict(zip((piece.file for piece in steps), pool.map(load, steps), strict=True))
         constants = read_constants(bundle.folder / decoder.constants.file) if decoder.constants else {}
         constants = {key: tensor.to(device) for key, tensor in constants.items()}
-        context = Context(device, bundle.kernels_dir, threads)
         limits = bundle.limits
+        context = Context(device, bundle.kernels_dir, threads, {"query": limits.prefill_chunk})
         largest = largest_calls(bundle.draft.kind, limits.batch, limits.window, limits.prefill_chunk)
         return cls(decoder, contract, pieces, constants, context, largest)
 
@@ -82,14 +85,20 @@ class Executor:
         named = {**tensors, **self._constants, **self._between(sizes)}
         for output, source in self._buffers.home.items():
             named[output] = named[source]
-        calls: list[Call] = []
-        for step in self._decoder.steps:
+        return Steps([partial(self._bind_step, step, named) for step in self._decoder.steps])
+
+    def _bind_step(self, step: Step, named: Mapping[str, torch.Tensor]) -> Call:
+        """Most steps of a call see nothing but how many tokens it has, so calls of as many share them."""
+        given = _given(step, named)
+        key = (step.outputs, *((tensor.data_ptr(), *tensor.shape) for tensor in given.values()))
+        call = self._bound.get(key)
+        if call is None:
             if isinstance(step, Operator):
-                calls.append(self._launch(step, named))
+                call = self._launchers[step.name](given, step.attributes, self._context)
             else:
-                given = {name: named[name] for name in (*step.inputs, *step.outputs)}
-                calls.append(self._pieces[step.file].bind(given))
-        return Steps(tuple(calls), named)
+                call = self._pieces[step.file].bind(given)
+            self._bound[key] = call
+        return call
 
     def _between(self, sizes: Sizes) -> dict[str, torch.Tensor]:
         """The values between steps, where this call has them."""
@@ -103,21 +112,28 @@ class Executor:
             found[name] = viewed(memory, dtype)[: prod(shape)].view(shape)
         return found
 
-    def _launch(self, step: Operator, named: Mapping[str, torch.Tensor]) -> Call:
-        in_place = step.definition.in_place
-        given = {name: named[value] for name, value in step.named_inputs().items()}
-        given |= {name: named[value] for name, value in step.named_outputs().items() if name not in in_place}
-        return self._launchers[step.name](given, step.attributes, self._context)
-
 
 class Steps:
-    """All steps of a decoder, with their tensors bound."""
+    """All steps of a decoder, each bound when it first runs: the device computes one while the next is bound."""
 
-    def __init__(self, calls: tuple[Call, ...], keep: Mapping[str, torch.Tensor]) -> None:
-        self._calls = calls
-        self._keep = keep  # the calls hold bare addresses
+    def __init__(self, binders: Sequence[Callable[[], Call]]) -> None:
+        self._binders = binders
+        self._calls: list[Call] = []  # they hold what they were bound to
 
     def run(self) -> None:
         """Enqueue the decoder on the device's current stream (on a CPU: run it)."""
         for call in self._calls:
             call.run()
+        for bind in self._binders[len(self._calls) :]:
+            self._calls.append(bind())
+            self._calls[-1].run()
+        self._binders = ()
+
+
+def _given(step: Step, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors that a step reads and makes, under the names that it knows them by."""
+    if isinstance(step, Piece):
+        return {name: named[name] for name in (*step.inputs, *step.outputs)}
+    in_place = step.definition.in_place
+    given = {name: named[value] for name, value in step.named_inputs().items()}
+    return given | {name: named[value] for name, value in step.named_outputs().items() if name not in in_place}

@@ -23,7 +23,7 @@ Provider = tuple[str, dict[str, str]]
 # run's end, where they would take the cores from verification.
 SPINNING = {
     "session.intra_op.allow_spinning": "1",
-    "session.intra_op.spin_duration_us": "100",
+    "session.intra_op.spin_duration_us": "1000",
     "session.force_spinning_stop": "1",
 }
 

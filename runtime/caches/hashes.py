@@ -15,13 +15,17 @@ class BlockHashes:
     values) and to ``salt``: texts with different salts never share a block, and so cannot tell by their timing what
     the other one was. None is a salt of its own, shared by all who give none.
 
+    ``undrafted``: only the target's cache holds these blocks, because the request never drafts. They have names of
+    their own, so that no draft model goes on behind what it was not fed.
+
     ``behind`` is how many tokens behind a block what the caches hold of it depends on: 1 where a draft head pairs a
     token with the state of the one before. They are part of its name.
     """
 
-    def __init__(self, digest: str, salt: str | None = None, behind: int = 0) -> None:
+    def __init__(self, digest: str, salt: str | None = None, behind: int = 0, *, undrafted: bool = False) -> None:
         self.behind = behind
-        root = digest.encode() + (b"" if salt is None else b"\0" + salt.encode("utf-8", "surrogatepass"))
+        salted = b"" if salt is None else b"\0" + salt.encode("utf-8", "surrogatepass")
+        root = digest.encode() + b"\1" * undrafted + salted
         self._root = sha256(root).digest()
         self._hashes: list[bytes] = []
 

@@ -209,6 +209,7 @@ class Constraint:
         self._empty_after = None
         state, window = self._state, Filled([], [])
         drafted, follows, node = list(map(int, draft)), list[int](), self._bad_node
+        self._phases.look_ahead(state, drafted)
         try:
             while state.phase is not Phase.DONE:
                 at = len(window.tokens)

@@ -40,7 +40,7 @@ NO_MARKERS: Sequence[Node] = (Node(()),)
 
 
 class MarkerMatcher:
-    """Finds one start marker and any number of end markers. Immutable once built; share it freely.
+    """Finds one start marker and any number of end markers. Nothing of it changes what it finds; share it freely.
 
     After a marker that counts, go on from ``ROOT``: markers do not share symbols.
     """
@@ -53,6 +53,7 @@ class MarkerMatcher:
             node.closes, node.ends = closing, not closing.implicit
         self._number_prefixes(start, [closing.symbols for closing in closings])
         self.first = frozenset(self.nodes[ROOT].next)  # a token without these leads from ROOT to ROOT
+        self.plain: set[int] = set()  # such tokens, as far as prompts had them
         self._complete()
         self._vocabulary = vocabulary
         self._start = start

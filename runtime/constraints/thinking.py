@@ -87,13 +87,17 @@ def read_prompt(rule: ThinkingRule, prompt: Iterable[int]) -> PromptReading:
     which an end marker counts as anywhere else. The token that holds the end of a start marker is no reasoning token.
     """
     matcher, symbols_of = rule.matcher, rule.vocabulary.symbols
-    nodes, first = matcher.nodes, matcher.first
+    nodes, first, plain = matcher.nodes, matcher.first, matcher.plain
     block_open: bool | None = None
     node, spent = ROOT, 0
     tail: tuple[int, ...] = ()
     for token in prompt:
+        if node == ROOT and token in plain:
+            spent, tail = spent + 1, ()
+            continue
         symbols = symbols_of(token)
         if node == ROOT and first.isdisjoint(symbols):
+            plain.add(token)
             spent, tail = spent + 1, ()
             continue
         within = block_open

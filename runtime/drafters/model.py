@@ -28,6 +28,8 @@ class ModelDrafter(StepwiseDrafter):
 
     Over a paged cache, a round's prompts ride along with that first run.
 
+    Prompts of requests that never draft are not fed, unless others of their round are; see BlockHashes.
+
     ``engines`` holds "draft", "propose" and "propose_probs". ``runs`` are the prompts of a round over a paged cache,
     None over a linear one; ``missed`` is another such object for what the draft is fed later. ``chunk`` bounds the
     tokens of one such call.
@@ -55,33 +57,46 @@ class ModelDrafter(StepwiseDrafter):
         # Over a paged cache rows that get logits are counted from the first token of the call.
         self._first_rows = 2 * torch.arange(slots, device=self._device) * is_paged(engines["draft"].contract)
         self._seen: dict[int, int] = {}  # of slots that it was not asked for lately: tokens that are in its cache
+        self._undrafted: set[int] = set()  # slots whose requests never draft
+        self._feeds = True  # prompts of this round
         self._run_call = cache(self._bind_run)
         self._packed_call = lru_cache(MOST_PACKED)(self._bind_packed)
         self._prompts_call = lru_cache(MOST_PACKED)(self._bind_prompts)
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""
+        if not running.request.window:
+            self._undrafted.add(running.slot)
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
         self._seen.pop(slot, None)
+        self._undrafted.discard(slot)
 
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:  # noqa: ARG002
         """See Drafter.prefill."""
-        self._prefill(slot, tokens, self._state.view("length", slot + len(tokens))[slot:])
+        if not self._undrafted.issuperset(range(slot, slot + len(tokens))):
+            self._prefill(slot, tokens, self._state.view("length", slot + len(tokens))[slot:])
 
     def held(self, running: Running) -> int:
-        """See Drafter.held. After a fully accepted window the last drafted token is in no cache yet."""
+        """See Drafter.held. After a fully accepted window the last drafted token is in no cache yet.
+
+        Of a request that never drafts nothing is missed.
+        """
+        if running.slot in self._undrafted:
+            return len(running.tokens)
         held = max(running.prefill_end, len(running.tokens) - 2)
         return min(self._seen.get(running.slot, held), held)
 
     def skip(self, this: Round) -> None:
         """See Drafter.skip. What these rows emit meanwhile is fed to the draft before it is asked again."""
         for slot, running in this.rows.items():
-            self._seen[slot] = self.held(running)
-        if this.prompts != NO_PROMPTS:
+            if slot not in self._undrafted:
+                self._seen[slot] = self.held(running)
+        prompts = self._fed(this)
+        if prompts != NO_PROMPTS:
             assert self._runs is not None
-            self._take_in(self._runs, this.prompts)
+            self._take_in(self._runs, prompts)
 
     def overruled(self, running: Running, kept: int) -> None:
         """See Drafter.overruled. Its cache holds what it drafted; the text goes on otherwise from there."""
@@ -90,7 +105,7 @@ class ModelDrafter(StepwiseDrafter):
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the draft model and one draw per drafted token."""
         self._catch_up(this.rows)
-        batch, window, filters, prompts = this.batch, this.window, this.filters, this.prompts
+        batch, window, filters, prompts = this.batch, this.window, this.filters, self._fed(this)
         draft_probs, outputs = self._proposal(this)
 
         def work() -> None:
@@ -101,6 +116,14 @@ class ModelDrafter(StepwiseDrafter):
             return draft_probs
         self._run(("propose", batch, window, draft_probs is None, filters), work, outputs)
         return draft_probs
+
+    def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:  # noqa: ARG002
+        """See Drafter.reads."""
+        self._feeds = not self._undrafted.issuperset(chunk.slot for chunk in chunks)
+
+    def _fed(self, this: Round) -> Packed:
+        """The prompts of a round, if any of them are wanted here."""
+        return this.prompts if self._feeds else NO_PROMPTS
 
     def _chain(self, batch: int, window: int, prompts: Packed, *, keep_probs: bool, filters: bool) -> None:
         length = self._state.view("length", batch)
@@ -138,7 +161,7 @@ class ModelDrafter(StepwiseDrafter):
             self._prefill(slot, tokens, self._index[0, :1])
 
     def _take_in(self, runs: PromptRuns, sizes: Packed) -> None:
-        self._graphs.run_eagerly(self._prompts_call(runs, sizes).run, "prompts")
+        self._graphs.run_eagerly(self._prompts_call(runs, calls.beside(0, sizes)).run, "prompts")
 
     def _prefill(self, slot: int, tokens: torch.Tensor, length: torch.Tensor) -> None:
         prefill_call(self._engines["draft"], self._cache, slot, tokens, length, self._logits).run()
@@ -146,8 +169,9 @@ class ModelDrafter(StepwiseDrafter):
     def _run_packed(self, batch: int, prompts: Packed) -> None:
         """The first run of a round, with its prompts."""
         assert self._runs is not None
-        self._runs.windows(batch, 2, prompts).copy_(self._state.newest[:batch])
-        self._packed_call(batch, prompts).run()
+        sizes = calls.beside(2 * batch, prompts)
+        self._runs.windows(batch, 2, sizes).copy_(self._state.newest[:batch])
+        self._packed_call(batch, sizes).run()
 
     def _bind_run(self, batch: int, step: int) -> Call:
         first, engine = step == 0, self._engines["draft"]

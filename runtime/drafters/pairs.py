@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from tandemrt.engines.calls import NO_PROMPTS, Packed
+from tandemrt.engines.calls import NO_PROMPTS, Packed, beside
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine, prompt_rows
 from tandemrt.runtime.caches.kv_cache import Cache
@@ -148,7 +148,7 @@ class PairDrafter(DrawingDrafter):
         tokens, prompts = this.windows if this.batch else 0, this.prompts
         self._fuse_call(tokens + prompts.prompt_tokens).run()
         if prompts != NO_PROMPTS:
-            self._graphs.run_eagerly(self._prompts_call(tokens, prompts).run, "prompts")
+            self._graphs.run_eagerly(self._prompts_call(tokens, beside(0, prompts)).run, "prompts")
 
     def verified(self, this: Round) -> None:
         """See Drafter.verified. What was emitted is paired with the states that the target computed for the window."""

@@ -6,7 +6,7 @@ An, Bai et al., "PARD" (arXiv 2504.18583).
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 
-from tandemrt.engines.calls import NO_PROMPTS, Packed
+from tandemrt.engines.calls import NO_PROMPTS, Packed, beside
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache
@@ -131,7 +131,8 @@ class ParallelDrafter(AtOnceDrafter):
         """Run the model over what is in no cache yet, masks behind it. A slot without any has masks alone."""
         if not batch:
             assert self._runs is not None
-            prompts_call(self._engines["draft"], self._cache, self._runs, prompts, self._logits).run()
+            alone = beside(0, prompts)
+            prompts_call(self._engines["draft"], self._cache, self._runs, alone, self._logits).run()
             return
         query, counts = self._query + max(0, window - 1), self._counts[:batch]
         line = self._line[:batch, :query]
@@ -151,8 +152,9 @@ class ParallelDrafter(AtOnceDrafter):
             self._run_call(batch, scored, query).run()
             return
         assert self._runs is not None
-        self._runs.windows(batch, query, prompts).copy_(ids)
-        self._packed_call(batch, scored, query, prompts).run()
+        sizes = beside(batch * query, prompts)
+        self._runs.windows(batch, query, sizes).copy_(ids)
+        self._packed_call(batch, scored, query, sizes).run()
 
     def _bind_run(self, batch: int, scored: int, query: int) -> Call:
         ids = self._token_ids.view(batch, query)

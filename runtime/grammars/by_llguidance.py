@@ -1,8 +1,9 @@
 """Grammars by llguidance, the only file that imports it: JSON schemas and regular expressions in, mask rows out."""
 
 import json
-from collections.abc import Iterable, Set
-from typing import Any
+from collections.abc import Iterable, Sequence, Set
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import llguidance
 import numpy as np
@@ -24,60 +25,94 @@ class LLGuidance:
     A matcher of llguidance that reached a limit stays in an error, and its copies share one lexer with one limit. So
     that no request pays for another's text, a matcher in an error is replaced by one of its own, which is fed the same
     tokens; only if that fails too is the text itself too complex.
+
+    Where rows are known ahead, they say what is taken: the matcher is fed those tokens when it is asked next.
     """
 
     def __init__(
-        self, grammar: "GuidanceGrammar", matcher: llguidance.LLMatcher, stop_ids: Set[int], fed: Iterable[int] = ()
+        self, grammar: "GuidanceGrammar", matcher: llguidance.LLMatcher, stop_ids: Set[int], text: Iterable[int] = ()
     ) -> None:
         self.stop_ids = stop_ids
         self._grammar = grammar
         self._matcher = matcher
-        self._fed = list(fed)  # the tokens of the text
+        self._text = list(text)
+        self._fed = len(self._text)  # tokens of the text that the matcher knows
         self._ended = False  # by one of `stop_ids`
-        self._scratch = np.empty(mask_words(grammar.end + 1), np.int32)
+        self._rows = np.empty((0, mask_words(grammar.end + 1)), np.int32)
+        self._ahead = _Ahead(0, [], self._rows)
 
     def fill(self, row: np.ndarray) -> None:
         """Write int32[words]: the tokens that may come next. Raises InternalError for any other buffer, BadRequest
         where the text has become too complex."""
         check_fillable(row, self._grammar.words, ended=self._ended)
-        self._compute()
-        if self._matcher.is_error():
-            self._renew()
-            self._compute()
-            self._require_sound()
-        bitmask.forbid(self._scratch, self._grammar.end)
-        row[:] = self._scratch[: row.size]
-        complete = self._matcher.is_accepting()
+        known, end = self._ahead.row(self._text), self._grammar.end
+        if known is None:
+            known = self._computed()
+        row[:] = known[: row.size]
+        complete = bitmask.allows(known, end)
+        if end < 32 * row.size:
+            bitmask.forbid(row, end)
         for token in self.stop_ids:
             (bitmask.allow if complete else bitmask.forbid)(row, token)
+
+    def look_ahead(self, tokens: Sequence[int]) -> None:
+        """Work out the rows behind ``tokens``, as far as they are taken, in one call. Raises BadRequest where the text
+        is too complex."""
+        ours = list(takewhile(lambda token: 0 <= token < self._grammar.end and token not in self.stop_ids, tokens))
+        if self._ended or not ours:
+            return
+        self._feed()
+        if len(self._rows) <= len(ours):
+            self._rows = np.empty((len(ours) + 1, self._rows.shape[1]), np.int32)
+        rows = self._rows[: len(ours) + 1]
+        self._matcher.unsafe_compute_mask_ptr_with_draft_token(rows.ctypes.data, rows[0].nbytes, ours)
+        if self._matcher.is_error():
+            self._renew()
+            rows = rows[:0]
+        known = 1  # rows behind a refused token are not written
+        while known < len(rows) and bitmask.allows(rows[known - 1], ours[known - 1]):
+            known += 1
+        self._ahead = _Ahead(len(self._text), ours, rows[:known])
 
     def accept(self, token: int) -> bool:
         """Advance by one token; False leaves the state as it was. Raises BadRequest where the text is too complex."""
         if self._ended or not 0 <= token < self._grammar.end:
             return False
+        known = self._ahead.row(self._text)
         if token in self.stop_ids:
-            self._ended = bool(self._matcher.is_accepting())
+            self._ended = self._is_complete() if known is None else bitmask.allows(known, self._grammar.end)
             return self._ended
-        taken = self._matcher.try_consume_tokens([token])
-        if self._matcher.is_error():
-            self._renew()
-            taken = self._matcher.try_consume_tokens([token])
-            self._require_sound()
+        if known is not None:
+            taken = bitmask.allows(known, token)
+        else:
+            self._feed()
+            taken = bool(self._matcher.try_consume_tokens([token]))
+            if self._matcher.is_error():
+                self._renew()
+                taken = bool(self._matcher.try_consume_tokens([token]))
+                self._require_sound()
+            self._fed += taken
         if taken:
-            self._fed.append(token)
-        return bool(taken)
+            self._text.append(token)
+        return taken
 
     def rollback(self, count: int) -> None:
         """Take back the last ``count`` accepted tokens."""
         check_count(count)
         if self._ended and count:
             self._ended, count = False, count - 1
-        if count:
-            self._matcher.rollback(count)
-            del self._fed[-count:]
+        if not count:
+            return
+        del self._text[-count:]
+        if self._fed > len(self._text):
+            self._matcher.rollback(self._fed - len(self._text))
+            self._fed = len(self._text)
+        if len(self._text) < self._ahead.begin:
+            self._ahead = _Ahead(0, [], self._rows[:0])
 
     def fork(self) -> "LLGuidance":
-        copy = LLGuidance(self._grammar, self._matcher.deep_copy(), self.stop_ids, self._fed)
+        self._feed()
+        copy = LLGuidance(self._grammar, self._matcher.deep_copy(), self.stop_ids, self._text)
         copy._ended = self._ended
         return copy
 
@@ -88,14 +123,38 @@ class LLGuidance:
         """Tokens that spell what the text must go on with; none where there is a choice."""
         if self._ended:
             return []
+        self._feed()
         return self._grammar.vocabulary.spelling(bytes(self._matcher.compute_ff_bytes()))
 
-    def _compute(self) -> None:
-        self._matcher.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+    def _computed(self) -> np.ndarray:
+        """The row of the text so far, with a bit for the end of text of llguidance's own."""
+        self._feed()
+        row = np.empty(self._rows.shape[1], np.int32)
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._matcher.is_error():
+            self._renew()
+            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            self._require_sound()
+        return row
+
+    def _is_complete(self) -> bool:
+        self._feed()
+        return bool(self._matcher.is_accepting())
+
+    def _feed(self) -> None:
+        """Let the matcher know all of the text."""
+        if self._fed == len(self._text):
+            return
+        self._matcher.consume_tokens(self._text[self._fed :])
+        self._fed = len(self._text)
+        if self._matcher.is_error():
+            self._renew()
+            self._require_sound()
 
     def _renew(self) -> None:
         self._matcher = self._grammar.fresh()
-        self._matcher.consume_tokens(self._fed)
+        self._matcher.consume_tokens(self._text)
+        self._fed = len(self._text)
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
@@ -103,6 +162,20 @@ class LLGuidance:
                 f"structured_outputs: the text so far makes the grammar too complex: {_reason(self._matcher)}; "
                 "simplify the schema or the expression"
             )
+
+
+class _Ahead(NamedTuple):
+    """Rows that are worked out: behind the first ``begin`` tokens of a text, and behind each of ``tokens`` there."""
+
+    begin: int
+    tokens: list[int]
+    rows: np.ndarray
+
+    def row(self, text: list[int]) -> np.ndarray | None:
+        """The row behind ``text``, which has not been shorter since; None if it is not known."""
+        at = len(text) - self.begin
+        known = 0 <= at < len(self.rows) and text[self.begin :] == self.tokens[:at]
+        return self.rows[at] if known else None
 
 
 class GuidanceGrammar:

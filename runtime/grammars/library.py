@@ -103,7 +103,6 @@ class GrammarLibrary:
         self._compiler = GrammarCompiler(vocabulary, self._stop_ids)
         self._vocabulary = vocabulary
         self._slowest_row_s = slowest_row_s
-        self._digest = vocabulary.digest
         self._timeout_s = timeout_s
         self._max_source_bytes = max_source_bytes
         self._cache = GrammarCache() if cache is None else cache
@@ -234,7 +233,7 @@ class GrammarLibrary:
         processes.submit(client, "structured_outputs.grammar: trying it", self._timeout_s, tried, *work).result()
 
     def _key(self, source: "Source") -> tuple[Any, ...]:
-        return self._digest, self._stop_ids, source
+        return self._vocabulary.digest, self._stop_ids, source
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ DEEPEST_GROUP = 64
 MOST_BRANCHES = 256  # that anchors within groups may come to
 
 Range = tuple[int, int]
-_LAST = 0x10FFFF
+LAST = 0x10FFFF
 _DIGITS = [(48, 57)]
 _WORD = [(48, 57), (65, 90), (95, 95), (97, 122)]
 _SPACE = [(9, 13), (32, 32), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)]
@@ -49,11 +49,17 @@ class Characters:
             ranges = [pair for low, high in ranges for pair in ((max(low, 1), high),) if pair[0] <= high]
         if not ranges:
             raise Unreadable("a class of no character")
-        if ranges == [(0, _LAST)]:
+        if ranges == [(0, LAST)]:
             return "(?s:.)"
         if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
             return _character(ranges[0][0])
         return f"[{''.join(map(_range, ranges))}]"
+
+    def covered(self) -> list[Range]:
+        """The characters of the set, in order. Raises Unreadable for classes of Unicode."""
+        if self.properties:
+            raise Unreadable("a class of Unicode beside its opposite")
+        return _inverted(self.ranges) if self.negated else _merged(list(self.ranges))
 
 
 @dataclass(frozen=True)
@@ -81,18 +87,24 @@ class Item:
     atom: Characters | Anchor | Group
     repeats: str = ""
 
+    def bounds(self) -> tuple[int, int | None]:
+        """How often the atom stands there, at least and at most (None: without an end)."""
+        if found := _BOUNDS.match(self.repeats):
+            return int(found[1]), (int(found[1]) if found[2] is None else int(found[3]) if found[3] else None)
+        return {"": (1, 1), "?": (0, 1), "*": (0, None), "+": (1, None)}[self.repeats]
+
 
 def whole(pattern: str) -> str:
     """Write what a whole text matches in which ``pattern`` is found, as a JSON schema means it. Raises Unreadable."""
     branches = []
-    for left, right, items in _settled(_Reader(pattern).read().branches):
+    for left, right, items in settled(pattern):
         branches.append(("" if left else ANYTHING) + _sequence(items) + ("" if right else ANYTHING))
     return _either(branches)
 
 
 def full(pattern: str) -> str:
     """Write what a whole text matches that ``pattern`` matches from its beginning to its end. Raises Unreadable."""
-    return _either([_sequence(items) for _, _, items in _settled(_Reader(pattern).read().branches)])
+    return _either([_sequence(items) for _, _, items in settled(pattern)])
 
 
 def other_than(words: list[str]) -> str:
@@ -130,15 +142,18 @@ def _other_than(words: list[str], at: int) -> str:
     return f"(?:{'|'.join(ways)})"
 
 
-def _settled(branches: tuple[tuple[Item, ...], ...]) -> Iterator[tuple[bool, bool, tuple[Item, ...]]]:
-    """Branches without anchors, and whether each is held at its beginning and at its end."""
+def settled(pattern: str) -> Iterator[tuple[bool, bool, tuple[Item, ...]]]:
+    """The branches of a pattern without anchors, and whether each is held at its beginning and at its end.
+
+    Raises Unreadable.
+    """
     count = 0
-    for branch in branches:
-        for settled in _unanchored(branch, False, False):
+    for branch in _Reader(pattern).read().branches:
+        for alone in _unanchored(branch, False, False):
             count += 1
             if count > MOST_BRANCHES:
                 raise Unreadable("anchors in more than a few groups")
-            yield settled
+            yield alone
 
 
 def _unanchored(items: tuple[Item, ...], left: bool, right: bool) -> Iterator[tuple[bool, bool, tuple[Item, ...]]]:
@@ -275,7 +290,7 @@ class _Reader:
                 high, low = int(found[3], 16), int(found[4], 16)
                 return _only(0x10000 + ((high & 0x3FF) << 10 | low & 0x3FF))
             code = int(found[1] or found[2] or found[5], 16)
-            if 0xD800 <= code <= 0xDFFF or code > _LAST:
+            if 0xD800 <= code <= 0xDFFF or code > LAST:
                 raise Unreadable(f"the escape \\{found[0]}, half a character")
             return _only(code)
         character = self._next("a backslash at the end")
@@ -324,7 +339,7 @@ def _inverted(ranges: tuple[Range, ...] | list[Range]) -> list[Range]:
         if low > start:
             inverted.append((start, low - 1))
         start = high + 1
-    return [*inverted, (start, _LAST)] if start <= _LAST else inverted
+    return [*inverted, (start, LAST)] if start <= LAST else inverted
 
 
 def _without_surrogates(ranges: tuple[Range, ...] | list[Range]) -> list[Range]:

@@ -68,4 +68,5 @@ def _key(structured: StructuredOutputs, most: int) -> bytes:
 
     # A copy is a tree: a value that holds another one twice, or itself, would be spelled without an end.
     value = given if isinstance(given, str) else schema_of(given, most)
-    return marshal.dumps((value, structured.disable_any_whitespace, structured.validate_output, structured.engine), 2)
+    told = (structured.disable_any_whitespace, structured.disable_additional_properties, structured.validate_output)
+    return marshal.dumps((value, told, structured.engine), 2)

@@ -42,13 +42,14 @@ def read(structured: StructuredOutputs, elsewhere: Elsewhere | None = None) -> t
     spaced = not structured.disable_any_whitespace
     if structured.json_schema is not None:
         text = json.dumps(schema_of(structured.json_schema))
+        asked = structured.validate_output, structured.disable_additional_properties
         try:
             if elsewhere is not None and len(text) > QUICK_CHARACTERS:
                 raise NotQuick
-            held, dialect = held_json(text, loose=structured.validate_output, quick=elsewhere is not None)
+            held, dialect = held_json(text, *asked, quick=elsewhere is not None)
         except NotQuick:
             assert elsewhere is not None
-            held, dialect = elsewhere(held_json, text, structured.validate_output)
+            held, dialect = elsewhere(held_json, text, *asked)
         check = OutputCheck(text, dialect) if structured.validate_output else None
         return Source("json", held, engine, spaced), check
     if structured.json_object:
@@ -62,10 +63,10 @@ def read(structured: StructuredOutputs, elsewhere: Elsewhere | None = None) -> t
     return Source("grammar", _choice_grammar(structured.choice), engine), None
 
 
-def held_json(schema: str, loose: bool, quick: bool = False) -> tuple[str, str]:
+def held_json(schema: str, loose: bool, closed: bool, quick: bool = False) -> tuple[str, str]:
     """Return the schema that a grammar is compiled from, as JSON, and the dialect of ``schema``. Raises BadRequest."""
     value = json.loads(schema)
-    return json.dumps((loosened if loose else enforceable)(value, quick=quick)), dialect_of(value)
+    return json.dumps((loosened if loose else enforceable)(value, closed=closed, quick=quick)), dialect_of(value)
 
 
 def schema_of(given: dict[str, Any] | bool | str, most_bytes: int = 1 << 18) -> Any:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
 
@@ -76,8 +77,10 @@ class Process:
         return reply
 
     def kill(self) -> None:
-        """End it now, whatever it does. Who waits for it hears that."""
-        self._popen.kill()
+        """End it now, whatever it does, and what it has forked. Who waits for it hears that."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)  # it leads a session of its own
 
     def end(self) -> None:
         """Kill it, and leave nothing of it."""

@@ -110,7 +110,7 @@ class Admission:
                 skip_special=params.skip_special_tokens,
             ),
             Penalties.of(ids, params),
-            self._hashes(ids, params.cache_salt),
+            self._hashes(ids, params.cache_salt, request.window),
         )
 
     def close(self) -> None:
@@ -123,10 +123,12 @@ class Admission:
         below = draft.greedy_below if params.draft_greedy_below is None else params.draft_greedy_below
         return (params.draft_sampling or draft.sampling) == "greedy" or params.temperature < below
 
-    def _hashes(self, ids: list[int], salt: str | None) -> BlockHashes | None:
+    def _hashes(self, ids: list[int], salt: str | None, window: int) -> BlockHashes | None:
         if self._digest is None:
             return None
-        hashes = BlockHashes(self._digest, salt, behind=DRAFTS[self._bundle.draft.kind].behind)
+        kind = self._bundle.draft.kind
+        undrafted = kind == "model" and window == 0 < self._window
+        hashes = BlockHashes(self._digest, salt, behind=DRAFTS[kind].behind, undrafted=undrafted)
         hashes.first(ids, max(0, len(ids) - hashes.behind) // BLOCK_SIZE)  # here rather than in the loop
         return hashes
 

@@ -82,8 +82,8 @@ class PromptReader:
             raise BadRequest(f"prompt: must hold at least one token, received {quoted(prompt)}")
         if len(ids) > self._limit:
             raise self._too_long(len(ids))
-        outside = next((i for i in ids if not 0 <= i < self._valid_tokens), None)
-        if outside is not None:
+        if min(ids) < 0 or max(ids) >= self._valid_tokens:
+            outside = next(i for i in ids if not 0 <= i < self._valid_tokens)
             raise BadRequest(f"prompt: token ids must be in 0..{self._valid_tokens - 1}, received {quoted(outside)}")
         return ids
 
@@ -97,8 +97,8 @@ class PromptReader:
                 return self._encode_chat(Chat(prompt), in_process)  # type: ignore[arg-type]
             if len(prompt) > self._limit:
                 raise self._too_long(len(prompt))
-            if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-                return [int(item) for item in prompt]  # type: ignore[arg-type]
+            if all(issubclass(kind, int) and kind is not bool for kind in set(map(type, prompt))):
+                return list(map(int, prompt))  # type: ignore[arg-type]
         raise BadRequest(
             f"prompt: must be a text, a list of token ids or a list of chat messages, received {quoted(prompt)}"
         )

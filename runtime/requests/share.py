@@ -19,6 +19,7 @@ class GrammarShare:
         self._most_s = most_s
         self._beyond = 0.0
         self.newest = 0.0  # what the last step took, in seconds
+        self.filled_s = 0.0  # and the last one that filled masks
 
     @contextmanager
     def step(self) -> Iterator[None]:

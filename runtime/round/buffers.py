@@ -1,6 +1,7 @@
 """All tensors of a round: allocated once at the largest size, viewed at the size of a call, copied in from the host."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from math import prod
 
 from tandemrt.engines.contract import mask_words
@@ -17,15 +18,11 @@ class Buffer:
         size = prod(shape)
         self.device = torch.zeros(size, dtype=dtype, device=device)
         self.host = host_tensor(size, dtype=dtype, device=device) if host else None
-
-    def view(self, *shape: int) -> torch.Tensor:
-        """The first elements on the device, contiguous, in ``shape``."""
-        return self.device[: prod(shape)].view(shape)
-
-    def host_view(self, *shape: int) -> torch.Tensor:
+        # Made once for each shape: a round asks for dozens, and there are few shapes.
+        self.view: Callable[..., torch.Tensor] = cache(partial(_first, self.device))
+        """The first elements on the device, contiguous, in the shape asked for."""
+        self.host_view: Callable[..., torch.Tensor] = cache(partial(_first, self.host))
         """The same elements of the host twin."""
-        assert self.host is not None
-        return self.host[: prod(shape)].view(shape)
 
     def copy_in(self, *shape: int) -> None:
         """Enqueue the copy of the host twin to the device."""
@@ -41,6 +38,11 @@ class Buffer:
     def copy_out(self, *shape: int) -> None:
         """Enqueue the copy of the device's values to the host twin."""
         self.host_view(*shape).copy_(self.view(*shape), non_blocking=True)
+
+
+def _first(memory: torch.Tensor | None, *shape: int) -> torch.Tensor:
+    assert memory is not None, "a buffer without a host twin"
+    return memory[: prod(shape)].view(shape)
 
 
 class RoundBuffers:

@@ -2,7 +2,7 @@
 
 What is captured are the rounds of requests that ask for nothing unusual, with filters and without: every shape of
 engines/calls.py. Windows that a request lowers or a constraint fills, the rejection rule and adjusted logits are
-captured when they occur. Rounds with prompts are not captured; one of the largest is run.
+captured when they occur. Rounds with prompts are not captured; their calls are run, in every size.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,8 @@ from tandemrt.engines import calls
 from tandemrt.runtime.round.loop import Loop
 from tandemrt.runtime.round.planner import Chunk, plan, total
 from tandemrt.runtime.round.round import Round
+
+_MOST_TOKENS = 4096  # of a call: a larger one takes so long that what its first run takes beyond that is no matter
 
 Progress = Callable[[int, int], None]  # graphs' rounds done, and in all
 
@@ -45,24 +47,34 @@ def _run(loop: Loop, this: Round) -> None:
 
 
 def _run_prompts(loop: Loop) -> None:
-    """Prompts in every number that calls have, and as many tokens as a round takes, so that engines grow and set up
-    libraries now.
+    """Calls with prompts of every size, the largest first, and with every number of them: engines grow, choose kernels
+    and set up libraries now.
 
     Slots without requests lie in the scratch block. Over a linear cache, prompts and windows are alike.
     """
-    runs, budget, slots = loop.tandem.runs, loop.prompts.chunk, loop.slots.count
-    if runs is None:
+    budget, slots, query = loop.prompts.chunk, loop.slots.count, loop.windows.largest + 1
+    if loop.tandem.runs is None:
         return
-    most = calls.largest_prompts(slots, budget).prompts
-    numbers = [min(1 << power, slots) for power in range(most.bit_length())]
-    for count, tokens in [*((count, count) for count in numbers), (slots, budget)]:
-        each = -(-tokens // count)
-        chunks = plan([Chunk(slot, 0, each) for slot in range(count)], tokens)
-        sizes = calls.packed(0, total(chunks), len(chunks))
-        this = Round({}, 0, 0, filters=False, rules=frozenset(), prompts=sizes)
-        texts = {chunk.slot: [0] * (each + 1) for chunk in chunks}
-        runs.write(chunks, texts, this.prompts)
-        loop.drafter.reads(chunks, texts, this.prompts)
-        loop.drafter.skip(this)
-        loop.tandem.score(this)
-        loop.drafter.scored(this)
+    largest = slots * query + calls.packed(slots * query, budget, slots).prompt_tokens
+    for size in reversed(calls.packed_sizes(min(largest, _MOST_TOKENS))):
+        batch = min(slots, (size - 1) // query) if size > budget else 0
+        _run_packed(loop, batch, size - batch * query, slots)
+    for power in range(calls.largest_prompts(slots, budget).prompts.bit_length()):
+        number = min(1 << power, slots)
+        _run_packed(loop, 0, number, number)
+
+
+def _run_packed(loop: Loop, batch: int, tokens: int, prompts: int) -> None:
+    """``tokens`` of at most ``prompts`` prompts beside the windows of the first ``batch`` slots."""
+    runs, window = loop.tandem.runs, loop.windows.largest if batch else 0
+    assert runs is not None
+    each = -(-tokens // prompts)
+    chunks = plan([Chunk(slot, 0, each) for slot in range(prompts)], tokens)
+    sizes = calls.packed(batch * (window + 1), total(chunks), len(chunks))
+    this = Round({}, batch, window, filters=False, rules=frozenset(), prompts=sizes)
+    texts = {chunk.slot: [0] * (each + 1) for chunk in chunks}
+    runs.write(chunks, texts, this.prompts)
+    loop.drafter.reads(chunks, texts, this.prompts)
+    loop.drafter.skip(this)
+    loop.tandem.score(this)
+    loop.drafter.scored(this)

@@ -7,7 +7,7 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 
 from tandemrt.engines.errors import InternalError
-from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors import host_floats
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.checks import Checks
 from tandemrt.runtime.requests.logprobs import TokenLogprobs, token_logprobs
@@ -106,8 +106,7 @@ class Committer:
             return []
         rows, words = verified.round.window + 1, self._buffers.words
         masks = self._buffers.bitmask.host_view(verified.round.batch, rows, words)[slot].numpy()
-        on_host = logits.cpu().to(torch.float32).numpy()
-        return token_logprobs(on_host, masks, emitted, verified.round.rows[slot].request.params)
+        return token_logprobs(host_floats(logits), masks, emitted, verified.round.rows[slot].request.params)
 
     def _take(
         self, running: Running, emitted: list[int], drafted: int, logprobs: Callable[[], list[TokenLogprobs]]

@@ -1,17 +1,23 @@
 """What the host gives verification: masks, draft lengths and adjusted tokens of a round, on their way to the device."""
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 from tandemrt.plugins.operators import Rule
+from tandemrt.runtime.constraints.constraint import Filled
 from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.round.beside import beside
 from tandemrt.runtime.round.buffers import RoundBuffers, write_drafts
 from tandemrt.runtime.round.commit import Committer
 from tandemrt.runtime.round.round import Round
+
+SLOW_S = 0.002  # that the masks of a request took last: its next ones are worked out beside those of others
 
 
 class Window(NamedTuple):
@@ -55,11 +61,16 @@ class Filler:
         lengths.zero_()
         windows: dict[int, Window] = {}
         entries.begin(batch)
+        masks: dict[int, Callable[[], tuple[list[int], Filled]]] = {
+            slot: partial(self._write_masks, running, drafts[slot], this) for slot, running in rows.items()
+        }
+        slow = [slot for slot, running in rows.items() if running.share is not None and running.share.filled_s > SLOW_S]
+        masks |= beside({slot: masks[slot] for slot in sorted(slow)})
         for slot in range(batch):
             first = slot * (window + 1)
             if slot in rows:
                 try:
-                    windows[slot] = self._fill_one(rows[slot], drafts[slot], first, this)
+                    windows[slot] = self._fill_one(rows[slot], *masks[slot](), first, this)
                     lengths[slot] = len(windows[slot].tokens)
                     continue
                 except BaseException as error:  # it is this request's, whatever it is
@@ -73,20 +84,28 @@ class Filler:
         self._send(batch)
         return windows
 
-    def _fill_one(self, running: Running, drafted: list[int], first: int, this: Round) -> Window:
-        """Write masks from row ``first`` on and adjusted tokens; what is to be verified."""
-        request, most = running.request, this.most(running)
+    def _write_masks(self, running: Running, drafted: list[int], this: Round) -> tuple[list[int], Filled]:
+        """Write the masks of one request, maybe beside those of others; the draft that they were asked for, too."""
+        most, first = this.most(running), running.slot * (this.window + 1)
         known = most if self._reach is None else max(0, self._reach + 1 - len(running.tokens))
         draft = drafted[: min(most, known)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
-        rejection = request.rule is Rule.REJECTION
+        overrule = running.request.rule is Rule.REJECTION and not this.covered
         with nullcontext() if running.share is None else running.share.step():
             filled = running.constraint.fill(
-                draft, self._masks, first, most=most if this.forces else 0, overrule=rejection and not this.covered
+                draft, self._masks, first, most=most if this.forces else 0, overrule=overrule
             )
         if running.share is not None:
-            self._metrics.fill_seconds.observe(running.share.newest)
+            running.share.filled_s = running.share.newest
+        return draft, filled
+
+    def _fill_one(self, running: Running, draft: list[int], filled: Filled, first: int, this: Round) -> Window:
+        """Note what was filled of one request, and write its adjusted tokens; what is to be verified."""
+        request = running.request
+        rejection = request.rule is Rule.REJECTION
+        if running.share is not None:
+            self._metrics.fill_seconds.observe(running.share.filled_s)
         tokens = filled.tokens
         kept = next((at for at, token in enumerate(tokens) if [token] != draft[at : at + 1]), len(tokens))
         if request.trace is not None:

@@ -17,14 +17,19 @@ class PromptRuns:
 
     The windows of a call lie right in front of its prompts, so that both are one tensor however many windows there
     are; ``windows`` is how many tokens of windows at most. ``table`` [slots, blocks] are the block tables of all slots.
+
+    Behind what was written there is padding up to the largest call, so calls of any size may read the same prompts.
     """
 
     def __init__(self, *, windows: int, largest: Packed, table: torch.Tensor) -> None:
+        tokens, runs = largest
         self._front = _aligned(windows)
         self._tables = table
-        size = self._front + sum(_sizes(largest).values())
+        self._sizes = {"ids": tokens, "index": runs, "slots": runs, "rows": (tokens + 1) // 2, "starts": runs // 2 + 1}
+        self._sizes = {name: _aligned(size) for name, size in self._sizes.items()}
+        size = self._front + sum(self._sizes.values())
         self._memory = torch.zeros(size, dtype=torch.int64, device=table.device)
-        self._table = torch.zeros(largest.prompts, table.shape[1], dtype=torch.int32, device=table.device)
+        self._table = torch.zeros(runs, table.shape[1], dtype=torch.int32, device=table.device)
 
     def write(
         self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed, *, ahead: int = 0
@@ -33,7 +38,7 @@ class PromptRuns:
 
         ``ahead``: in the place of a token stands the one so far behind it.
         """
-        parts = {name: np.zeros(size, np.int64) for name, size in _sizes(sizes).items()}
+        parts = {name: np.zeros(size, np.int64) for name, size in self._sizes.items()}
         ids: list[int] = []
         for slot, start, end in chunks:
             ids += texts[slot][start + ahead : end + ahead]
@@ -46,9 +51,8 @@ class PromptRuns:
         rows[: len(ids)] = np.repeat(np.arange(len(chunks), dtype=np.int32), counts)
         starts[1:] = len(ids)  # runs behind the last one are empty
         starts[1 : len(chunks) + 1] = np.cumsum(counts)
-        values = np.concatenate(list(parts.values()))
-        upload(values, self._memory[self._front : self._front + len(values)])
-        slots = self._part("slots", sizes)[: sizes.prompts]
+        upload(np.concatenate(list(parts.values())), self._memory[self._front :])
+        slots = self._part("slots")[: sizes.prompts]
         torch.index_select(self._tables, 0, slots, out=self._table[: sizes.prompts])
 
     def token_ids(self, windows: int, sizes: Packed) -> torch.Tensor:
@@ -62,26 +66,19 @@ class PromptRuns:
     def bindings(self, sizes: Packed) -> dict[str, torch.Tensor]:
         """The other bindings of the prompts' part."""
         return {
-            "prompt_rows": viewed(self._part("rows", sizes), torch.int32)[: sizes.prompt_tokens],
-            "prompt_starts": viewed(self._part("starts", sizes), torch.int32)[: sizes.prompts + 1],
-            "prompt_index": self._part("index", sizes)[: sizes.prompts],
+            "prompt_rows": viewed(self._part("rows"), torch.int32)[: sizes.prompt_tokens],
+            "prompt_starts": viewed(self._part("starts"), torch.int32)[: sizes.prompts + 1],
+            "prompt_index": self._part("index")[: sizes.prompts],
             "prompt_table": self._table[: sizes.prompts],
         }
 
-    def _part(self, wanted: str, sizes: Packed) -> torch.Tensor:
+    def _part(self, wanted: str) -> torch.Tensor:
         start = self._front
-        for name, size in _sizes(sizes).items():
+        for name, size in self._sizes.items():
             if name == wanted:
                 return self._memory[start : start + size]
             start += size
         raise KeyError(wanted)
-
-
-def _sizes(sizes: Packed) -> dict[str, int]:
-    """The parts of the memory in order, in int64 values."""
-    tokens, runs = sizes
-    parts = {"ids": tokens, "index": runs, "slots": runs, "rows": (tokens + 1) // 2, "starts": runs // 2 + 1}
-    return {name: _aligned(size) for name, size in parts.items()}
 
 
 def _aligned(size: int) -> int:

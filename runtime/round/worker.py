@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -114,8 +115,14 @@ def advance(loop: Loop) -> None:
             raise
 
 
+_SWITCH_S = 0.0005
+"""How long another thread may keep the interpreter when the loop wants it back, which it gives up at every call into
+the device or an engine. Python's own 5 ms are as long as a round: a thread that takes requests in would stop it."""
+
+
 def _run(loop: Loop, work: Callable[[], None], done: "Future[None]") -> None:
     """Rounds until the scheduler is closed. What is nobody's ends the loop, and with it everybody."""
+    sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
     try:
         with loop.clock.active():
             try:

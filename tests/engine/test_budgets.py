@@ -1,5 +1,6 @@
 """What one request may cost the others: its grammar has a share, and what takes long is not done in the loop."""
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from tandemrt import LLM, SamplingParams, StructuredOutputs
 from tandemrt.engines.errors import BadRequest
 from tandemrt.runtime.grammars.by_llguidance import LLGuidance
+from tandemrt.runtime.round.fill import SLOW_S
 
 FREE = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
 WORD = SamplingParams(structured_outputs=StructuredOutputs(regex="[a-z]{30}"), thinking_token_budget=0, seed=2)
@@ -50,6 +52,25 @@ def test_a_grammar_that_is_slow_once_ends_its_request_and_no_other(llm: LLM, mon
     assert 12 <= calls[0] < 12 + 2 * 9  # no round more
     monkeypatch.undo()
     assert len(llm.generate("x", WORD).text) == 30
+
+
+def test_masks_that_take_long_are_worked_out_side_by_side(llm: LLM, monkeypatch) -> None:
+    shape = StructuredOutputs(regex="[a-z]{8}")
+    asked = [SamplingParams(structured_outputs=shape, thinking_token_budget=0, seed=seed) for seed in (3, 4)]
+    alone = [llm.generate("x", each).text for each in asked]
+    real, threads = LLGuidance.look_ahead, set()
+
+    def slowly(grammar: LLGuidance, tokens: Any) -> None:
+        threads.add(threading.current_thread().name)
+        end = time.thread_time() + 2 * SLOW_S
+        while time.thread_time() < end:
+            pass
+        real(grammar, tokens)
+
+    monkeypatch.setattr(LLGuidance, "look_ahead", slowly)
+    assert [each.text for each in llm.generate(["x"] * 2, asked)] == alone
+    assert "tandemrt-beside" in threads
+    assert len(threads) == 2
 
 
 def test_how_long_masks_take_is_counted_for_grammars(llm: LLM) -> None:

@@ -225,12 +225,20 @@ def test_fewer_prompt_tokens_go_in_while_others_decode_if_so_opened(
         assert max(this.prompts.prompt_tokens + this.windows for this in beside) <= 32, "20 and padding"
 
 
-def test_prompts_that_are_run_when_a_bundle_opens_leave_no_trace(llm: LLM, alone: list[list[int]]) -> None:
+def test_prompts_that_are_run_when_a_bundle_opens_have_every_size_that_comes_later_and_leave_no_trace(
+    llm: LLM, alone: list[list[int]]
+) -> None:
+    rounds = rounds_of(llm)
     llm._worker.prepare(partial(capture, llm.loop))
     assert llm.metrics.prefilled == 0
     assert not llm.loop.tandem.state.view("length", SLOTS).any()
+    ready = {this.windows + this.prompts.prompt_tokens for this in rounds if this.prompts != NO_PROMPTS}
+    numbers = {this.prompts.prompts for this in rounds}
+    rounds.clear()
     found = llm.generate([prompt for prompt, _ in ASKED], [params_of(asked) for _, asked in ASKED])
     assert [output.token_ids for output in found] == alone
+    assert {this.windows + this.prompts.prompt_tokens for this in rounds if this.prompts != NO_PROMPTS} <= ready
+    assert {this.prompts.prompts for this in rounds} <= numbers
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,3 +181,25 @@ def test_a_row_that_rounds_of_others_ran_over_is_still_known(bundles: dict[str, 
 def test_a_cache_that_nobody_may_look_into_keeps_nothing(forgetful: LLM) -> None:
     assert [forgetful.generate(SHARED, asked()).num_cached_tokens for _ in range(2)] == [0, 0]
     assert content(forgetful) == {}
+
+
+def test_a_draft_is_not_fed_what_nobody_drafts_behind_and_goes_on_behind_nothing_that_it_was_not_fed(
+    llm: LLM, forgetful: LLM
+) -> None:
+    """Requests without drafts share beginnings with one another, and nothing with those that draft."""
+    drafts = [tensor for cache in llm.loop.drafter.caches for tensor in cache.tensors.values()]
+    for tensor in drafts:
+        tensor.fill_(float("nan"))
+    plain = [llm.generate([*SHARED, end], asked(window=0)) for end in (1, 2)]
+    assert all(np.isnan(tensor.numpy()).all() for tensor in drafts)
+    assert [output.num_cached_tokens for output in plain] == [0, 128]
+    drafted = [llm.generate([*SHARED, end], asked()) for end in (1, 2)]
+    assert [output.num_cached_tokens for output in drafted] == [0, 128]
+    together = llm.generate([[*SHARED, end] for end in (1, 2)], [asked(window=0), asked()])
+    if isinstance(llm.loop.room, BlockTable):  # rows of a linear cache are few, and were written over
+        assert [output.num_cached_tokens for output in together] == [128, 128]
+    expected = [told(forgetful.generate([*SHARED, end], asked(window=0))) for end in (1, 2)]
+    assert [told(output) for output in plain] == [told(output) for output in drafted] == expected
+    assert [told(output) for output in together] == expected
+    for output in (*drafted, together[1]):
+        assert output.speculation.num_accepted_draft_tokens > 0

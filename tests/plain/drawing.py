@@ -33,5 +33,5 @@ def takes(grammar, text: str | bytes) -> bool:
     return all(map(matcher.accept, spell(text))) and matcher.accept(STOP)
 
 
-def grammar_of(schema, any_whitespace=False):
-    return compiler().compile("json", json.dumps(enforceable(schema)), any_whitespace=any_whitespace)
+def grammar_of(schema, any_whitespace=False, closed=True):
+    return compiler().compile("json", json.dumps(enforceable(schema, closed=closed)), any_whitespace=any_whitespace)

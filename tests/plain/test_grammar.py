@@ -97,7 +97,7 @@ def test_a_row_allows_what_the_grammar_takes_and_nothing_else_whatever_stops_a_r
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_row_is_that_of_a_fresh_replay_whatever_was_tried_before(engine, seed):
-    """Accepts, refusals, rollbacks, forks and questions in any order leave no trace in a row."""
+    """Accepts, refusals, rollbacks, forks, looks ahead and questions in any order leave no trace in a row."""
     chance = Random(seed)
     language = chance.choice([AB, CHOICE, QUOTED, NESTED, ANY])
     grammar, text = start(engine, language), []
@@ -107,7 +107,7 @@ def test_a_row_is_that_of_a_fresh_replay_whatever_was_tried_before(engine, seed)
         assert grammar.is_terminated() == fresh.is_terminated()
         if not grammar.is_terminated():
             assert row_of(grammar) == row_of(fresh)
-        match chance.randrange(5):
+        match chance.randrange(6):
             case 0:
                 back = chance.randint(0, len(text))
                 grammar.rollback(back)
@@ -121,10 +121,34 @@ def test_a_row_is_that_of_a_fresh_replay_whatever_was_tried_before(engine, seed)
             case 3:
                 token = chance.randrange(VALID)
                 text += [token] if grammar.accept(token) else []
-            case 4 if not grammar.is_terminated():
+            case 4:
+                grammar.look_ahead([*written(fresh, chance, 3), chance.randrange(VALID), ord("a")])
+            case 5 if not grammar.is_terminated():
                 token = chance.choice(sorted(row_of(grammar)))
                 assert grammar.accept(token)
                 text.append(token)
+
+
+def written(grammar, chance, most):
+    """Up to ``most`` tokens that ``grammar``, which is advanced by them, takes."""
+    text = []
+    while len(text) < most and not grammar.is_terminated():
+        text.append(chance.choice(sorted(row_of(grammar))))
+        assert grammar.accept(text[-1])
+    return text
+
+
+def test_the_rows_of_a_window_are_worked_out_in_one_call(monkeypatch):
+    grammar = start("llguidance", NESTED)
+    window = spell("[[null,")
+    grammar.look_ahead([*window, ord("x"), ord("y")])
+    monkeypatch.setattr(grammar, "_matcher", None)  # whoever asked it would fail
+    for token in window:
+        assert token in row_of(grammar)
+        assert grammar.accept(token)
+    assert not grammar.accept(ord("x"))
+    grammar.rollback(len(window))
+    assert ord("[") in row_of(grammar)
 
 
 @engines

@@ -29,10 +29,10 @@ def test_hashes_of_a_growing_text_are_those_of_the_whole(text: list[int], asked:
         assert hashes.first(text[: blocks * BLOCK_SIZE], blocks) == whole[:blocks]
 
 
-def test_bundles_and_salts_share_nothing() -> None:
+def test_bundles_and_salts_and_requests_that_never_draft_share_nothing() -> None:
     keys = [("one", None), ("two", None), ("one", "a"), ("one", "b"), ("one", "None"), ("one", "\ud800")]
-    hashes = [BlockHashes(*key).first([7] * FEW, 3) for key in keys]
-    assert len({each for run in hashes for each in run}) == 3 * len(keys)
+    hashes = [BlockHashes(*key, undrafted=alone).first([7] * FEW, 3) for key in keys for alone in (False, True)]
+    assert len({each for run in hashes for each in run}) == 2 * 3 * len(keys)
 
 
 def test_blocks_of_equal_tokens_in_one_text_differ_by_what_is_before_them() -> None:

@@ -8,6 +8,7 @@ import torch as real
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.plugins.tensors import host_floats
 from tandemrt.plugins.tensors import torch as host
 
 DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32")
@@ -72,6 +73,13 @@ def test_dtypes_have_torchs_names_and_sizes(dtype: str) -> None:
     assert getattr(host, dtype).itemsize == getattr(real, dtype).itemsize
     assert ours.nbytes == theirs.nbytes
     assert ours.is_floating_point() == theirs.is_floating_point()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_logits_of_any_dtype_are_read_on_the_host_whatever_holds_them(dtype: str) -> None:
+    for tensor in both((2, 3), dtype):
+        floats = host_floats(tensor)
+        assert (floats.dtype, floats.tolist()) == (np.float32, [[0, 1, 2], [3, 4, 5]])
 
 
 def test_views_slices_and_dtypes_share_their_memory() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutate import ROOT, Lab, Mutant, Verdict, read_mutants
+from tools.mutate import ROOT, Lab, Mutant, Verdict, read_mutants, shares
 
 MUTANTS = read_mutants()
 
@@ -55,6 +55,15 @@ def test_a_mutant_is_judged_by_its_tests_and_leaves_the_tree_as_it_was(lab: Lab)
     ]
     assert verdicts == [Verdict.SEEN, Verdict.UNSEEN, Verdict.MISFIT, Verdict.BROKEN, Verdict.NOT_RUN]
     assert (lab.tree / "adding.py").read_text() == "def add(a, b):\n    return a + b\n"
+
+
+@pytest.mark.parametrize("jobs", [1, 3, 1000])
+def test_shares_hold_every_mutant_once_and_those_of_the_same_tests_together(jobs: int) -> None:
+    divided = shares(MUTANTS, jobs)
+    assert len(divided) <= jobs
+    assert sorted(mutant.name for share in divided for mutant in share) == sorted(m.name for m in MUTANTS)
+    homes = {(mutant.tests, index) for index, share in enumerate(divided) for mutant in share}
+    assert len(homes) == len({mutant.tests for mutant in MUTANTS})
 
 
 def test_tests_that_cannot_run_are_no_verdict(lab: Lab) -> None:

@@ -3,7 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.calls import NO_PROMPTS, TILE, largest_calls, largest_prompts, most_query, packed, unpadded
+from tandemrt.engines.calls import (
+    NO_PROMPTS,
+    TILE,
+    beside,
+    largest_calls,
+    largest_prompts,
+    most_query,
+    packed,
+    packed_sizes,
+    unpadded,
+)
+from tandemrt.engines.drafts import DRAFTS
 from tandemrt.runtime.round.planner import Chunk, plan, rectangles, total
 
 SLOTS = 6
@@ -66,21 +77,21 @@ def test_where_more_waits_than_fits_a_call_is_filled_to_its_last_row(windows: in
         assert packed(windows, tokens, 1).prompt_tokens == tokens or windows + tokens <= TILE
 
 
-@given(
-    st.sampled_from(["none", "model", "pard"]), st.integers(1, 64), st.integers(0, 16), st.integers(1, 4096), st.data()
-)
-def test_the_largest_call_holds_every_other_one(
+@given(st.sampled_from([*DRAFTS]), st.integers(1, 64), st.integers(0, 16), st.integers(1, 4096), st.data())
+def test_the_largest_call_holds_every_other_one_and_a_drafts_beside_it(
     kind: str, batch: int, window: int, chunk: int, data: st.DataObject
 ) -> None:
-    rows, asked = data.draw(st.integers(0, batch)), data.draw(st.integers(0, window))
-    tokens, runs = data.draw(st.integers(0, chunk)), data.draw(st.integers(1, batch))
-    call, largest = packed(rows * (asked + 1), tokens, runs), largest_prompts(batch, chunk)
-    assert call.prompt_tokens <= largest.prompt_tokens
-    assert call.prompts <= largest.prompts
+    query, rows = most_query(kind, window), data.draw(st.integers(0, batch))
+    windows = rows * data.draw(st.integers(1, query))
+    tokens, runs = data.draw(st.integers(1, chunk)), data.draw(st.integers(1, batch))
+    call, largest = packed(windows, tokens, runs), largest_prompts(batch, chunk)
     most = max(sizes["tokens"] for sizes in largest_calls(kind, batch, window, chunk))
-    assert rows * (asked + 1) + call.prompt_tokens <= most
-    if asked:  # a draft's windows may be longer
-        assert rows * (most_query(kind, window) - (window - asked)) + call.prompt_tokens <= most
+    for others in (windows, 2 * rows, query * rows, 0):
+        each = call if others == windows else beside(others, call)
+        assert call.prompt_tokens <= each.prompt_tokens <= largest.prompt_tokens
+        assert each.prompts == call.prompts <= largest.prompts
+        assert others + each.prompt_tokens <= most
+        assert others + each.prompt_tokens in packed_sizes(most)
 
 
 def test_a_round_without_prompts_has_a_call_without_any() -> None:

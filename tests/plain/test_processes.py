@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,14 @@ def test_what_takes_too_long_is_killed_and_the_next_one_has_a_process_of_its_own
         ask(one, time.sleep, PATIENCE_S, limit_s=0.2).result(PATIENCE_S)
     assert gone(pid)
     assert ask(one, os.getpid).result(PATIENCE_S) != pid
+
+
+def test_what_a_process_has_forked_ends_with_it(pool, tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    program = f"import os, time\nif pid := os.fork(): open({str(noted)!r}, 'w').write(str(pid))\ntime.sleep(60)"
+    with pytest.raises(BadRequest, match="took longer"):
+        ask(pool(), exec, program, limit_s=0.5).result(PATIENCE_S)
+    assert eventually(lambda: gone(int(noted.read_text())))
 
 
 def test_a_pattern_that_holds_its_interpreter_holds_no_other(pool) -> None:

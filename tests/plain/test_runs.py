@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.calls import packed
+from tandemrt.engines.calls import beside, largest_prompts, packed
 from tandemrt.runtime.round.planner import Chunk, total
 from tandemrt.runtime.round.runs import PromptRuns
 
@@ -20,27 +20,28 @@ CHUNKS = (
 )
 
 
-@given(st.lists(st.tuples(CHUNKS, st.integers(0, WINDOWS)), min_size=1, max_size=3))
-def test_a_call_reads_its_prompts_behind_its_windows_whatever_was_there_before(
-    calls: list[tuple[list[Chunk], int]],
+@given(st.lists(st.tuples(CHUNKS, st.integers(0, WINDOWS)), min_size=1, max_size=3), st.integers(0, WINDOWS))
+def test_calls_of_target_and_draft_read_the_prompts_behind_their_windows_whatever_was_there_before(
+    calls: list[tuple[list[Chunk], int]], draft: int
 ) -> None:
     table = torch.arange(SLOTS * BLOCKS, dtype=torch.int32).view(SLOTS, BLOCKS)
-    runs = PromptRuns(windows=WINDOWS, largest=packed(0, MOST, SLOTS), table=table)
+    runs = PromptRuns(windows=WINDOWS, largest=largest_prompts(SLOTS, MOST), table=table)
     texts = {slot: list(range(100 * slot, 100 * slot + 40)) for slot in range(SLOTS)}
     for chunks, windows in calls:
-        sizes = packed(windows, total(chunks), len(chunks))
-        runs.write(chunks, texts, sizes)
-        runs.windows(windows, 1, sizes).fill_(-7)
-        ids, bound = runs.token_ids(windows, sizes), runs.bindings(sizes)
+        targets = packed(windows, total(chunks), len(chunks))
+        runs.write(chunks, texts, targets)
         fed = [texts[slot][start:end] for slot, start, end in chunks]
         tokens = [token for run in fed for token in run]
-        padding, empty = sizes.prompt_tokens - len(tokens), sizes.prompts - len(chunks)
-        assert ids.tolist() == [-7] * windows + tokens + [0] * padding
-        rows = [row for row, run in enumerate(fed) for _ in run]
-        assert bound["prompt_rows"].tolist() == rows + [-1] * padding
-        starts = [sum(map(len, fed[:row])) for row in range(len(fed) + 1)]
-        assert bound["prompt_starts"].tolist() == starts + [len(tokens)] * empty
-        assert bound["prompt_index"].tolist()[: len(chunks)] == [chunk.start for chunk in chunks]
-        assert bound["prompt_table"].tolist()[: len(chunks)] == [table[chunk.slot].tolist() for chunk in chunks]
-        assert [len(bound[name]) for name in ("prompt_index", "prompt_table")] == [sizes.prompts] * 2
-        assert all(tensor.is_contiguous() for tensor in (ids, *bound.values()))
+        for others, sizes in ((windows, targets), (draft, beside(draft, targets))):
+            runs.windows(others, 1, sizes).fill_(-7)
+            ids, bound = runs.token_ids(others, sizes), runs.bindings(sizes)
+            padding, empty = sizes.prompt_tokens - len(tokens), sizes.prompts - len(chunks)
+            assert ids.tolist() == [-7] * others + tokens + [0] * padding
+            rows = [row for row, run in enumerate(fed) for _ in run]
+            assert bound["prompt_rows"].tolist() == rows + [-1] * padding
+            starts = [sum(map(len, fed[:row])) for row in range(len(fed) + 1)]
+            assert bound["prompt_starts"].tolist() == starts + [len(tokens)] * empty
+            assert bound["prompt_index"].tolist()[: len(chunks)] == [chunk.start for chunk in chunks]
+            assert bound["prompt_table"].tolist()[: len(chunks)] == [table[chunk.slot].tolist() for chunk in chunks]
+            assert [len(bound[name]) for name in ("prompt_index", "prompt_table")] == [sizes.prompts] * 2
+            assert all(tensor.is_contiguous() for tensor in (ids, *bound.values()))

@@ -52,6 +52,7 @@ def takes(compiled, text: str) -> bool:
         ({"json": PERSON}, '{"name": "x"}', '{"name": 1}'),
         ({"json": json.dumps(PERSON)}, '{ "name" : "x" }', "{}"),
         ({"json": PERSON, "disable_any_whitespace": True}, '{"name": "x"}', '{ "name": "x"}'),
+        ({"json": PERSON, "disable_additional_properties": False}, '{"name": "x", "more": 1}', '{"more": 1}'),
         ({"json": True}, "[1]", "["),
         ({"json_object": True}, '{"a": [{}]}', "[]"),
         ({"json_object": True, "disable_any_whitespace": True}, '{"a": 1}', '{ "a": 1}'),
@@ -85,6 +86,7 @@ def test_every_kind_takes_what_it_asks_for_and_nothing_else(library, asked, good
         ({"choice": ["a"], "validate_output": True}, "validate_output must come with json, got choice"),
         ({"json_object": True, "validate_output": True}, "validate_output must come with json, got json_object"),
         ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace must come with json"),
+        ({"regex": "a", "disable_additional_properties": False}, "disable_additional_properties=False must come with"),
     ],
 )
 def test_what_is_not_exactly_one_well_formed_kind_is_refused(asked, message):
@@ -517,9 +519,10 @@ def test_a_schema_is_worked_out_once_however_often_it_is_asked_for(library, monk
     for _ in range(3):
         assert takes(grammars.compile(StructuredOutputs(json=PERSON)).result(timeout=PATIENCE_S), '{"name": "x"}')
     assert len(read) == 1
-    for other in ({"validate_output": True}, {"disable_any_whitespace": True}, {"engine": "llguidance"}):
+    others = ({"validate_output": True}, {"disable_any_whitespace": True}, {"disable_additional_properties": False})
+    for other in (*others, {"engine": "llguidance"}):
         grammars.compile(StructuredOutputs(json=PERSON, **other)).result(timeout=PATIENCE_S)
-    assert len(read) == 4
+    assert len(read) == 5
 
 
 def test_a_refusal_is_not_remembered(library) -> None:

@@ -1,24 +1,47 @@
 """Grammars that are too ambiguous are found out before the loop meets them, and their share of its time is counted."""
 
+import os
 import time
+from collections.abc import Callable, Iterator
+from itertools import count
 
+import numpy as np
 import pytest
 
 from tandemrt.engines.errors import BadRequest
-from tandemrt.runtime.grammars.trial import tried
+from tandemrt.runtime.grammars.trial import WINDOW, follow, tried
+from tandemrt.runtime.processes.pool import ProcessPool
 from tandemrt.runtime.requests.share import FREE_S, GrammarShare
-from tests.plain.constraints import STOP, VOCABULARY
+from tests.plain.constraints import STOP, VOCABULARY, WORDS, compiled
+from tests.waiting import PATIENCE_S
 
 TWICE = "".join(f"\na{i} ::= a{i + 1} a{i + 1}" for i in range(40)) + "\na40 ::= [a-z]?"
 LIST = 'root ::= "[" ws (item ("," ws item)*)? "]"\nitem ::= root | [0-9]+ | word\nword ::= [a-z]{1,20}\nws ::= [ \\n]*'
 
 
-def attempt(source: str, slowest_s: float = 0.25) -> None:
-    tried(VOCABULARY.tokens, (STOP,), source, slowest_s)
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPool]:
+    pool = ProcessPool(processes=1)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def attempt(pool: ProcessPool) -> Callable[..., None]:
+    """Try a grammar, as the library does; in the same process as all before."""
+
+    def attempt(source: str, slowest_s: float = 0.25) -> None:
+        before = pool.submit("", "asking", PATIENCE_S, os.getpid).result()
+        try:
+            pool.submit("", "trying it", PATIENCE_S, tried, VOCABULARY.tokens, (STOP,), source, slowest_s).result()
+        finally:
+            assert pool.submit("", "asking", PATIENCE_S, os.getpid).result() == before
+
+    return attempt
 
 
 @pytest.mark.parametrize("source", [LIST, 'root ::= "a"', 'root ::= "yes" | "no"'])
-def test_an_ordinary_grammar_passes(source: str) -> None:
+def test_an_ordinary_grammar_passes(attempt, source: str) -> None:
     attempt(source)
 
 
@@ -31,14 +54,23 @@ def test_an_ordinary_grammar_passes(source: str) -> None:
     ],
     ids=["at once", "behind words", "behind a choice"],
 )
-def test_a_row_without_end_is_refused_wherever_it_stands(source: str) -> None:
+def test_a_row_without_end_is_refused_wherever_it_stands(attempt, source: str) -> None:
     with pytest.raises(
-        BadRequest, match=r"a row of it takes more than 0\.1 s \(fill_timeout_s\); make it less ambiguous"
+        BadRequest, match=r"a row of it takes more than 0\.1 s \(fill_timeout_s\), or several .* make it less ambiguous"
     ):
         attempt(source, 0.1)
 
 
-def test_what_does_not_compile_is_refused() -> None:
+def test_rows_that_are_all_slow_are_refused_together_as_they_would_end_a_request(monkeypatch) -> None:
+    asked = count()
+    monkeypatch.setattr(time, "thread_time", lambda: 0.04 * next(asked))  # each window takes 40 ms
+    grammar, row = compiled("grammar", 'root ::= "ab" root').matcher(), np.zeros(WORDS, np.int32)
+    follow(grammar, row, 0.25, 8 * WINDOW)
+    with pytest.raises(BadRequest, match="beyond its share"):
+        follow(grammar, row, 0.25, 9 * WINDOW)
+
+
+def test_what_does_not_compile_is_refused(attempt) -> None:
     with pytest.raises(BadRequest, match="grammar: cannot be compiled: EBNF parser error"):
         attempt("root ::= (")
 

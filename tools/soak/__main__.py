@@ -154,7 +154,8 @@ def _open(stack: ExitStack, bundles: dict[str, Path], plans: list[Plan], patienc
     """Open every bundle in the ways it is soaked, each beside one that says what its requests get alone."""
 
     def opened(kind: str, **options: Any) -> LLM:
-        return stack.enter_context(LLM(bundles[kind], device="cpu", threads=1, **options))
+        # Under the rejection rule a text depends on whether tokens are forced, and by default that goes with overlap.
+        return stack.enter_context(LLM(bundles[kind], device="cpu", threads=1, forced_drafts=True, **options))
 
     def driver(name: str, kind: str, reference: Reference, **options: Any) -> Driver:
         llm = opened(kind, queue_limit=QUEUE, **options)

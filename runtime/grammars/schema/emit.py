@@ -28,17 +28,19 @@ _DEEPEST = 12  # levels that are written in one piece
 _DOUBLE = 2**53  # integers up to here are doubles
 
 
-def enforceable(schema: Schema, *, quick: bool = False) -> dict[str, Any]:
+def enforceable(schema: Schema, *, closed: bool = True, quick: bool = False) -> dict[str, Any]:
     """The schema that a grammar is compiled from, which takes nothing that ``schema`` does not.
+
+    ``closed``: objects that are described have no other names unless ``additionalProperties`` says so.
 
     Raises:
         BadRequest: no JSON schema, what cannot be held with a line for each place, or no finite text fits.
         NotQuick: with ``quick``, there is more to work out than is always quick.
     """
-    return _Writer(Expander(Document(schema), quick=quick)).write()
+    return _Writer(Expander(Document(schema), closed=closed, quick=quick)).write()
 
 
-def loosened(schema: Schema, *, quick: bool = False) -> dict[str, Any]:
+def loosened(schema: Schema, *, closed: bool = True, quick: bool = False) -> dict[str, Any]:
     """A schema for a text that is checked when it is finished: what cannot be held is left open.
 
     Raises:
@@ -46,9 +48,9 @@ def loosened(schema: Schema, *, quick: bool = False) -> dict[str, Any]:
         NotQuick: as ``enforceable``.
     """
     try:
-        return enforceable(schema, quick=quick)
+        return enforceable(schema, closed=closed, quick=quick)
     except BadRequest:
-        return _Writer(Expander(Document(schema), loose=True, quick=quick)).write()
+        return _Writer(Expander(Document(schema), closed=closed, loose=True, quick=quick)).write()
 
 
 class _Writer:

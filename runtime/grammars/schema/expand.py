@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tandemrt.engines.errors import NotQuick
+from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.opposites import opposite
 from tandemrt.runtime.grammars.schema import dialect
 from tandemrt.runtime.grammars.schema.disjoint import Disjoint
 from tandemrt.runtime.grammars.schema.document import Document, Node, Unheld
@@ -14,6 +16,7 @@ from tandemrt.runtime.grammars.schema.shapes import Conj, Literals, Same, Shape,
 
 MOST_SHAPES = 512  # of one place
 MOST_STEPS = 20_000  # of one schema
+OPPOSITE_STEPS = 50  # that an opposite of patterns counts for, and one for each of their characters
 QUICK_STEPS = 1000  # that are no trouble wherever they are taken: some ten milliseconds
 
 # Keywords that are left out where a text is checked in the end.
@@ -26,9 +29,10 @@ Option = tuple[Node, ...]
 class Expander:
     """The shapes of the schemas of one document, each worked out once; if ``quick``, or NotQuick is raised."""
 
-    def __init__(self, document: Document, *, loose: bool = False, quick: bool = False) -> None:
+    def __init__(self, document: Document, *, closed: bool = True, loose: bool = False, quick: bool = False) -> None:
         self.document = document
         self._quick = quick
+        self.closed = closed  # objects that are described have no other names unless their schema says so
         self.loose = loose  # what is not held is left open, for the finished text is checked
         self._known: dict[Conj, list[Shape]] = {}
         self._active: set[Conj] = set()
@@ -82,16 +86,12 @@ class Expander:
                 base = Conj(*nodes[:index], node.without(*choice), *nodes[index + 1 :])
                 return list(self._options(base, node, choice[0]))
         place = conj.nodes[0].place if conj.nodes else "#"
-        shapes = Facts(self.document, nodes, self._names, loose=self.loose).shapes()
+        shapes = Facts(self, nodes).shapes()
         return [shape for found in shapes for shape in plain(found, self, place)]
 
     def _gathered(self, node: Node, above: Option, *, alone: bool = False) -> Iterator[Node]:
         """The node and all that hold with it, without the keywords that led there."""
-        self._steps += 1
-        if self._quick and self._steps > QUICK_STEPS:
-            raise NotQuick
-        if self._steps > MOST_STEPS:
-            raise Unheld(node.place, "too many combinations of schemas; simplify it")
+        self._spend(1, node.place)
         if node in above:
             raise Unheld(node.place, "only refers to itself; point the reference to a schema")
         self._check(node, alone=alone)
@@ -233,7 +233,22 @@ class Expander:
             options.append(option)
         return options
 
-    def _names(self, conj: Conj, place: str) -> String | list[str]:
+    def opposite(self, found: list[str], place: str) -> str | None:
+        """What a text matches in which no pattern of ``found`` is found; None if there is none. Raises Unheld."""
+        self._spend(OPPOSITE_STEPS + sum(map(len, found)), place)
+        try:
+            return opposite(tuple(found))
+        except patterns.Unreadable as error:
+            raise Unheld(place, f"{error} is not held; say what is allowed instead of what is not") from None
+
+    def _spend(self, steps: int, place: str) -> None:
+        self._steps += steps
+        if self._quick and self._steps > QUICK_STEPS:
+            raise NotQuick
+        if self._steps > MOST_STEPS:
+            raise Unheld(place, "too many combinations of schemas; simplify it")
+
+    def names(self, conj: Conj, place: str) -> String | list[str]:
         """What schemas of names come to: one rule, or a list. Raises Unheld."""
         found = [shape for shape in self.resolved(conj) if isinstance(shape, String | Literals)]
         listed = [value for shape in found if isinstance(shape, Literals) for value in shape.values]

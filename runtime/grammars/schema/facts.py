@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tandemrt.engines.errors import quoted
 from tandemrt.runtime.grammars import patterns
 from tandemrt.runtime.grammars.schema import formats
-from tandemrt.runtime.grammars.schema.document import Document, Node, Unheld
+from tandemrt.runtime.grammars.schema.document import Node, Unheld
 from tandemrt.runtime.grammars.schema.negate import TYPES
 from tandemrt.runtime.grammars.schema.objects import Objects, with_names
 from tandemrt.runtime.grammars.schema.shapes import (
@@ -25,19 +25,20 @@ from tandemrt.runtime.grammars.schema.shapes import (
     String,
 )  # fmt: skip
 
+if TYPE_CHECKING:
+    from tandemrt.runtime.grammars.schema.expand import Expander
+
+_EXCLUDING = frozenset({"const", "enum", "pattern"})
 LARGEST_EXACT = 2**53  # the engine reads numbers as doubles
 
 
 class Facts:
     """Nodes whose keywords all hold at once: no reference, no choice is left in them."""
 
-    def __init__(
-        self, document: Document, nodes: list[Node], names: Callable[[Conj, str], String | list[str]], *, loose: bool
-    ) -> None:
-        self._document = document
-        self._loose = loose
-        self._names = names  # what schemas of names come to
-        self._nodes = [(node, document.keywords(node)) for node in nodes]
+    def __init__(self, expander: "Expander", nodes: list[Node]) -> None:
+        self._expander = expander
+        self._document = expander.document
+        self._nodes = [(node, self._document.keywords(node)) for node in nodes]
 
     def shapes(self) -> Iterator[Shape]:
         """Shapes of which any one may hold. Raises Unheld."""
@@ -72,11 +73,13 @@ class Facts:
                     integer = True
                     kinds = [*kinds, "number"]
                 types = [kind for kind in types if kind in kinds]
+            if "pattern" in _inside_not(found):  # any other type would match it
+                types = [kind for kind in types if kind == "string"]
         return types, integer
 
     def _numbers(self, integer: bool, excluded: list[int | float]) -> Iterator[Number]:
         for node, found in self._nodes:
-            if isinstance(found.get("not"), dict) and "type" in found["not"]:
+            if "type" in _inside_not(found):
                 if integer:
                     return
                 raise Unheld(f"{node.place}/not", "numbers that are no integers are not held; leave it out")
@@ -113,9 +116,14 @@ class Facts:
                 try:
                     shape.patterns.append(patterns.whole(found["pattern"]))
                 except patterns.Unreadable as error:
-                    if self._loose:
+                    if self._expander.loose:
                         continue
                     raise Unheld(f"{node.place}/pattern", f"{error} is not held; write it without") from None
+            if "pattern" in _inside_not(found):
+                opposite = self._expander.opposite([found["not"]["pattern"]], f"{node.place}/not/pattern")
+                if opposite is None:
+                    return
+                shape.patterns.append(opposite)
             if "format" in found:
                 self._format(shape, node, found["format"])
         shape.patterns = list(dict.fromkeys(shape.patterns))
@@ -132,7 +140,7 @@ class Facts:
             shape.patterns.append(patterns.full(formats.PATTERNS[name]))
             if name in formats.LONGEST:
                 shape.most = _least(shape.most, formats.LONGEST[name])
-        elif self._loose:
+        elif self._expander.loose:
             return
         elif name in formats.UNHELD:
             raise Unheld(f"{node.place}/format", f"{quoted(name)} is not held; leave it out or write a pattern")
@@ -154,14 +162,14 @@ class Facts:
         return shape
 
     def _object(self) -> Object:
-        objects = Objects(self._document, self._nodes)
+        objects = Objects(self._expander, self._nodes)
         shape, asked = objects.shape(), objects.asks_of_names()
         if asked.nodes:
             for name in shape.properties:
                 if not all(self._document.holds(node, name) for node in asked.nodes):
                     shape.properties[name] = NOTHING
             place = self._nodes[0][0].place
-            shape = with_names(shape, [] if asked.is_nothing() else self._names(asked, place), place)
+            shape = with_names(shape, [] if asked.is_nothing() else self._expander.names(asked, place), place)
         return shape
 
     def _item(self, index: int | None) -> Conj:
@@ -199,15 +207,19 @@ def is_number(value: Any) -> bool:
 
 
 def excludes_only(found: dict[str, Any]) -> bool:
-    """Whether the schema under a ``not`` does no more than list values, or asks for an integer."""
-    return len(found) == 1 and ("const" in found or "enum" in found or found.get("type") == "integer")
+    """Whether the schema under a ``not`` does no more than list values, or asks for a pattern or an integer."""
+    return len(found) == 1 and (not found.keys().isdisjoint(_EXCLUDING) or found.get("type") == "integer")
 
 
 def _excluded(found: dict[str, Any]) -> list[Any]:
+    inner = _inside_not(found)
+    return [inner["const"]] if "const" in inner else list(inner.get("enum", ()))
+
+
+def _inside_not(found: dict[str, Any]) -> dict[str, Any]:
+    """What must not hold, see ``excludes_only``."""
     inner = found.get("not")
-    if not isinstance(inner, dict) or "type" in inner:
-        return []
-    return [inner["const"]] if "const" in inner else list(inner["enum"])
+    return inner if isinstance(inner, dict) else {}
 
 
 def _fraction(value: int | float) -> Fraction:

@@ -37,7 +37,7 @@ def _ways(document: Document, node: Node, keyword: str, value: Any) -> Iterator[
         kind, opposite, more = _OPPOSITE[keyword]
         if value + more >= 0 or kind == "number":
             yield {"type": kind, opposite: value + more}
-    elif keyword in ("const", "enum"):
+    elif keyword in ("const", "enum", "pattern"):
         yield {"not": {keyword: value}}
     elif keyword == "required":
         yield from ({"type": "object", "properties": {name: False}} for name in value)

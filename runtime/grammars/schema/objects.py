@@ -1,11 +1,14 @@
 """What schemas that hold together say about an object: each name gets what all of them ask of it."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tandemrt.engines.errors import quoted
 from tandemrt.runtime.grammars import patterns
-from tandemrt.runtime.grammars.schema.document import Document, Node, Unheld
+from tandemrt.runtime.grammars.schema.document import Node, Unheld
 from tandemrt.runtime.grammars.schema.shapes import ANYTHING, NOTHING, Conj, Object, String
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.grammars.schema.expand import Expander
 
 _MEANT = frozenset({"properties", "required", "additionalProperties", "patternProperties", "propertyNames"})
 _COUNTED = frozenset({"minProperties", "maxProperties", "unevaluatedProperties"})
@@ -14,11 +17,13 @@ _COUNTED = frozenset({"minProperties", "maxProperties", "unevaluatedProperties"}
 class Objects:
     """Nodes whose keywords all hold at once, as far as they speak of objects.
 
-    Objects that are described by properties or patterns have no other names unless ``additionalProperties`` says so.
+    If the expander is ``closed``, objects that are described by properties or patterns have no other names unless
+    ``additionalProperties`` says so.
     """
 
-    def __init__(self, document: Document, nodes: list[tuple[Node, dict[str, Any]]]) -> None:
-        self._document = document
+    def __init__(self, expander: "Expander", nodes: list[tuple[Node, dict[str, Any]]]) -> None:
+        self._expander = expander
+        self._document = expander.document
         self._nodes = [(node, found) for node, found in nodes if not found.keys().isdisjoint(_MEANT | _COUNTED)]
 
     def shape(self) -> Object:
@@ -39,7 +44,18 @@ class Objects:
                 written = _read(pattern, node)
                 asked = Conj(*shape.patterns.get(written, ANYTHING).nodes, *self._pattern(node, pattern, child))
                 shape.patterns[written] = asked
+        if shape.rest is not None and shape.patterns:
+            self._name_others(shape, shape.rest)
         return shape
+
+    def _name_others(self, shape: Object, rest: Conj) -> None:
+        """Write a pattern for the names that none is found in: the engine would let in others under escaped names."""
+        found = [pattern for _, asked in self._nodes for pattern in asked.get("patternProperties", {})]
+        place = f"{self._nodes[0][0].place}/patternProperties"
+        others = self._expander.opposite(list(dict.fromkeys(found)), place)
+        if others is not None:
+            shape.patterns[others] = rest
+        shape.rest = None
 
     def asks_of_names(self) -> Conj:
         """What ``propertyNames`` asks of each name."""
@@ -62,7 +78,11 @@ class Objects:
             return None if conj.is_nothing() else conj
         described = (
             found.get("unevaluatedProperties") is False
-            or (not node.condition and (found.get("properties") or found.get("patternProperties")))
+            or (
+                self._expander.closed
+                and not node.condition
+                and (found.get("properties") or found.get("patternProperties"))
+            )
             for node, found in self._nodes
         )
         return None if any(described) else ANYTHING

@@ -79,8 +79,6 @@ def _object(shape: Object, place: str) -> list[Shape]:
     nothing = {name for name, asked in shape.properties.items() if asked.is_nothing()}
     if nothing.intersection(shape.required):
         return []
-    if shape.patterns and shape.rest is not None:
-        raise Unheld(f"{place}/additionalProperties", "beside patternProperties only false is held; set it to false")
     if shape.patterns and any(set(name) & _ESCAPED for name in shape.properties):
         raise Unheld(
             f"{place}/patternProperties",

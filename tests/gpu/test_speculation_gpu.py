@@ -1,0 +1,126 @@
+"""Speculation is invisible on a CUDA device, whoever drafts: texts and logprobs are plain decoding's, and the CPU's.
+
+In float32, where scores that rounding confuses do not occur in texts so short.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandemrt import LLM, RequestOutput
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tests.engine.test_eagle3 import AMONG, HEAD
+from tests.engine.test_forced_drafts import WORDY
+from tests.gpu.rounds import MIXED, Requests, drive, first_difference, paged, told
+from tests.makers import VOCAB, tiny_checkpoint, write_recipe
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+# Where a head that knows two tokens is asked among these, every second draft is accepted.
+HEADED: Requests = [
+    ("among two", {"temperature": 0.0, "max_tokens": 30, **AMONG}),
+    ("of them " * 12, {"temperature": 0.8, "seed": 3, "max_tokens": 40, **AMONG}),
+]
+TOLD: Requests = [
+    ("hello the world", {"temperature": 0.0, "logprobs": 2, "max_tokens": 20}),
+    ("and the", {"temperature": 0.9, "seed": 5, "top_k": 9, "logprobs": 3, "presence_penalty": 1.0, "max_tokens": 20}),
+    ("raw", {"temperature": 1.0, "seed": 6, "logprobs": 1, "logprobs_law": "raw", "frequency_penalty": 1.0}),
+]
+ALL: Requests = [*MIXED, *HEADED, *WORDY, *TOLD]
+LINEAR = 'name = "onnxruntime-cuda"\ncache = "linear"'
+EAGLE3 = "eagle3 over a paged cache"
+# Drafters, of which a model's vocabulary may be padded to another width than the target's.
+DRAFTERS = (EAGLE3, "eagle3 over a linear cache", "a narrower model", "a wider model", "lookup", "forced tokens alone")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "with overlap": {},
+    "in lockstep": {"overlap": False},
+    "forced tokens with overlap": {"overlap": True, "forced_drafts": True},
+    "adaptive windows": {"adaptive_window": True},
+    "prompts in parts": {"prefill_chunk": 7},
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    tiny_checkpoint(folder / "target", layers=3, seed=1, head_dim=32)
+    tiny_checkpoint(folder / "narrower", vocab=VOCAB - 40, layers=1, seed=1, head_dim=32)
+    tiny_checkpoint(folder / "wider", vocab=VOCAB + 40, layers=1, seed=1, head_dim=32)
+    HEAD.save(folder / "head")
+    return folder
+
+
+def built(models: Path, drafter: str, dtype: str = "float32") -> Path:
+    asked: dict[str, Any] = {"backend": LINEAR if "linear" in drafter else paged(), "prefill_chunk": 64}
+    if "model" in drafter:
+        asked["draft"] = models / drafter.split()[1]
+    elif "eagle3" in drafter:
+        asked["drafting"] = f'kind = "eagle3"\ncheckpoint = "{models / "head"}"\nwindow = 4'
+    else:
+        kind = 'kind = "ngram"\nwindow = 4\nngram_min = 1' if drafter == "lookup" else 'kind = "none"'
+        asked["drafting"] = kind
+    recipe = write_recipe(models / "recipe.toml", target=models / "target", dtype=dtype, length=200, **asked)
+    return build(Recipe.load(recipe), models / f"{drafter} {dtype}").folder
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def bundle(request: pytest.FixtureRequest, models: Path) -> Path:
+    return built(models, request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(models: Path) -> Iterator[list[RequestOutput]]:
+    """What one token a round gives on the CPU."""
+    with LLM(built(models, "forced tokens alone", "float32"), device="cpu", threads=2, window=0) as llm:
+        yield drive(llm, ALL)
+
+
+def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    parted = {
+        str(ALL[index]): (first_difference(mine.token_ids, theirs.token_ids), len(theirs.token_ids))
+        for index, (mine, theirs) in enumerate(zip(found, expected, strict=True))
+        if told([mine]) != told([theirs])
+    }
+    assert not parted
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine.logprobs is None) == (theirs.logprobs is None)
+        for ours, wanted in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
+            assert ours.token == wanted.token
+            assert ours.logprob == pytest.approx(wanted.logprob, abs=1e-3)
+            assert dict(ours.top) == pytest.approx(dict(wanted.top), abs=1e-3)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_texts_and_logprobs_are_those_of_plain_decoding_on_the_cpu(
+    bundle: Path, plain: list[RequestOutput], options: str
+) -> None:
+    with LLM(bundle, **OPTIONS[options]) as llm:
+        found, metrics = drive(llm, ALL), llm.metrics
+        print(f"accepted {metrics.accepted} of {metrics.steps}, forced {metrics.forced_drafts}, {metrics.eager_runs}")
+        assert_same(found, plain)
+        if "linear" not in bundle.name:
+            assert set(metrics.eager_runs) == {"prompts"}
+        if "alone" not in bundle.name:
+            assert sum(metrics.accepted) > 0
+        if OPTIONS[options].get("forced_drafts"):
+            assert metrics.forced_drafts > 0
+
+
+def test_without_drafts_texts_and_logprobs_are_the_cpus(bundle: Path, plain: list[RequestOutput]) -> None:
+    with LLM(bundle, window=0) as llm:
+        assert_same(drive(llm, ALL), plain)
+
+
+def test_a_head_in_bfloat16_parts_from_plain_decoding_at_ties_alone(models: Path) -> None:
+    """Prompts attend through cuDNN there. A window and a single token round differently: reported, and few."""
+    folder, found = built(models, EAGLE3, "bfloat16"), []
+    for window in (0, 4):
+        with LLM(folder, window=window) as llm:
+            found.append(drive(llm, ALL))
+    parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(*found, strict=True)]
+    print(f"first differences from plain decoding {parted}")
+    assert sum(at is None for at in parted) >= len(ALL) // 2

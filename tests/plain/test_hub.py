@@ -1,0 +1,164 @@
+"""Checkpoints named as the Hugging Face hub does: from its cache, or fetched into it, or refused with the reason.
+
+The hub's own client runs; the other end is a server of this file, which speaks what the client asks.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import huggingface_hub.constants as hub
+import pytest
+
+from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.recipe import Recipe, locate
+from tandemrt.export.build import build
+from tandemrt.export.read.hub import with_checkpoints
+from tests.makers import tiny_checkpoint
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """A repository ``someone/tiny`` and a gated ``someone/gated``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: list[str] = []
+        files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"README.md": b"not wanted"}
+        asked = self.asked
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = unquote(urlsplit(self.path).path)
+                asked.append(path)
+                if "someone/tiny" not in path:
+                    self.answer(
+                        403 if "gated" in path else 404, error="GatedRepo" if "gated" in path else "RepoNotFound"
+                    )
+                elif "/tree/" in path:
+                    self.answer(200, json.dumps([entry(name, data) for name, data in files.items()]).encode())
+                elif path.startswith("/api/"):
+                    self.answer(200, json.dumps({"id": "someone/tiny", "sha": COMMIT, "siblings": []}).encode())
+                else:
+                    self.answer(200, files[path.rsplit("/", 1)[1]])
+
+            do_HEAD = do_GET  # noqa: N815
+
+            def answer(self, status: int, data: bytes = b"{}", error: str = "") -> None:
+                self.send_response(status)
+                headers = {"Content-Length": str(len(data)), "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}
+                headers |= {"X-Repo-Commit": COMMIT, "X-Error-Code": error, "Content-Type": "application/json"}
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+def entry(name: str, data: bytes) -> dict[str, object]:
+    return {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    served = Hub(tiny_checkpoint(tmp_path_factory.mktemp("hub") / "tiny"))
+    thread = threading.Thread(target=served.server.serve_forever)
+    thread.start()
+    yield served
+    served.server.shutdown()
+    thread.join()
+    served.server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, repository: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(hub, "ENDPOINT", repository.url)
+    monkeypatch.setattr(hub, "HUGGINGFACE_CO_URL_TEMPLATE", repository.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hub, "HF_HUB_DISABLE_XET", True)
+    return tmp_path / "cache"
+
+
+def recipe(folder: Path, checkpoint: str) -> Recipe:
+    folder.mkdir(exist_ok=True)
+    file = folder / "r.toml"
+    file.write_text(f'name = "r"\n[target]\ncheckpoint = "{checkpoint}"\n[limits]\nlength = 64\nbatch = 1\n')
+    return Recipe.load(file)
+
+
+def test_a_name_of_the_hub_is_fetched_built_and_found_again_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    told: list[tuple[str, int, int]] = []
+    asked = recipe(tmp_path / "recipes", "someone/tiny")
+    found = with_checkpoints(asked, begun.append, lambda *what: told.append(what))
+    assert begun == ["Fetch someone/tiny from the Hugging Face hub"]
+    assert told
+    assert told[-1][1] <= told[-1][2]
+    names = {path.name for path in found.target.checkpoint.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert "README.md" not in names
+
+    monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
+    begun.clear()
+    report = build(asked, tmp_path / "bundle", progress=begun.append)
+    assert not any("Fetch" in step for step in begun)
+    assert report.manifest.files
+    assert with_checkpoints(recipe(tmp_path / "others", "someone/tiny@main")).target == found.target
+
+
+def test_a_folder_that_is_there_is_taken_and_nobody_is_asked(tmp_path: Path, repository: Hub) -> None:
+    folder = tmp_path / "someone" / "tiny"
+    folder.mkdir(parents=True)
+    before = len(repository.asked)
+    assert with_checkpoints(recipe(tmp_path, "someone/tiny")).target.checkpoint == folder
+    assert len(repository.asked) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("someone/gated", "ask for access on its page, then log in: hf auth login"),
+        ("someone/nothing", "the hub has no such repository"),
+    ],
+)
+def test_what_the_hub_refuses_is_refused_with_what_to_do(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(BadRecipe) as caught:
+        with_checkpoints(recipe(tmp_path, name))
+    assert f"target.checkpoint: must be an existing folder or a name of the Hugging Face hub; got '{name}'" in str(
+        caught.value
+    )
+    assert reason in str(caught.value)
+
+
+def test_without_a_network_what_is_not_in_the_cache_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(BadRecipe, match="is not whole in the hub's cache, and could not be fetched"):
+        with_checkpoints(recipe(tmp_path, "someone/tiny"))
+
+
+@pytest.mark.parametrize("path", ["tiny", "a/b/tiny", "../someone/tiny", "/someone/tiny", "some one/tiny", "./x/-y"])
+def test_other_paths_are_folders_and_never_asked_for(tmp_path: Path, repository: Hub, path: str) -> None:
+    before = len(repository.asked)
+    with pytest.raises(BadRecipe, match="must be an existing folder; got"):
+        with_checkpoints(recipe(tmp_path / "recipes", path))
+    assert len(repository.asked) == before
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "llama-3.1-8b"])
+def test_included_recipes_of_published_pairs_name_the_hub(name: str) -> None:
+    pair = Recipe.load(locate(name))
+    for checkpoint in pair.checkpoints().values():
+        assert (said := pair.hub_name(checkpoint)) is not None
+        assert said.split("/")[0] in ("Qwen", "meta-llama")
