@@ -50,10 +50,9 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
     def _feed(self, batch: int, window: int) -> None:  # noqa: ARG002
         """See PairDrafter._feed. What stands behind the pairs is written again."""
         query, counts = self._query, self._counts[:batch]
-        self._place_first(batch)
+        self._begin_first(batch, query)
         torch.add(counts, -1, out=self._score_rows.view(batch)).clamp_(min=0)
         torch.clamp(self._pair_tokens[:batch, :query], min=0, out=self._first_tokens.view(batch, query))
-        self._first_states.view(batch, query, self._hidden).copy_(self._pair_states[:batch, :query])
         if self._runs is not None:  # rows that get logits are counted from the first token of the call
             rows = self._score_rows.view(batch)
             torch.add(rows, self._rows[:batch] * query, out=rows)

@@ -62,6 +62,7 @@ class PairDrafter(DrawingDrafter):
         self._pair_tokens = torch.zeros(slots, query, dtype=torch.int64, device=device).fill_(-1)
         self._pair_states = torch.zeros(slots, window + 1, self._hidden, dtype=dtype, device=device)
         self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._has_pairs = torch.zeros(slots, dtype=torch.int64, device=device)
         self._query = 1  # pairs that any slot may have
         self._first_index = torch.zeros(slots, dtype=torch.int64, device=device)
         self._rows = torch.arange(slots, device=device)
@@ -159,10 +160,17 @@ class PairDrafter(DrawingDrafter):
         self._counts[:batch].copy_(self._buffers.count.view(batch))
         self._query = query
 
-    def _place_first(self, batch: int) -> None:
-        """Say where the pairs of [0, batch) begin. A slot without any writes behind its text."""
-        index = self._first_index[:batch]
-        torch.add(self._state.view("length", batch), self._counts[:batch] * -1, out=index).clamp_(min=0)
+    def _begin_first(self, batch: int, query: int) -> None:
+        """Say where the pairs of [0, batch) begin, and their states in the first run, ``query`` wide.
+
+        A slot without any writes behind its text, with states of zeros: free slots share a scratch block, so all of
+        them must write the same (SlotState.leave).
+        """
+        counts, index, pairs = self._counts[:batch], self._first_index[:batch], self._query
+        torch.add(self._state.view("length", batch), counts * -1, out=index).clamp_(min=0)
+        states = self._first_states.view(batch, query, self._hidden)
+        torch.clamp(counts, max=1, out=self._has_pairs[:batch])
+        states[:, :pairs] = self._pair_states[:batch, :pairs] * self._has_pairs[:batch, None, None].to(self._dtype)
 
     def _fed(self, tokens: torch.Tensor, states: Buffer, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """The bindings of ``tokens`` [batch, query] and the states they are fed with, in the form of the cache."""

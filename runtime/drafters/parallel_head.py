@@ -42,13 +42,12 @@ class ParallelHeadDrafter(PairDrafter, AtOnceDrafter):
 
     def _feed(self, batch: int, window: int) -> None:
         """See PairDrafter._feed. A slot without pairs has masks alone."""
-        pairs, scored = self._query, max(1, window)
-        query, counts = pairs + scored - 1, self._counts[:batch]
-        self._place_first(batch)
+        scored, counts = max(1, window), self._counts[:batch]
+        query = self._query + scored - 1
+        self._begin_first(batch, query)
         line, ids = self._pair_tokens[:batch, :query], self._first_tokens.view(batch, query)
         torch.clamp(line, max=0, out=ids)  # 0 for a token, -1 where a mask stands
         torch.add(line, ids * -(self._mask + 1), out=ids)
-        self._first_states.view(batch, query, self._hidden)[:, :pairs] = self._pair_states[:batch, :pairs]
         rows = self._score_rows.view(batch, scored)
         torch.add(counts[:, None], self._steps[:scored], out=rows)
         torch.add(rows, -1, out=rows).clamp_(min=0)
