@@ -242,7 +242,8 @@ class RuntimeOptions(Section):
                 f"cache_tokens: this bundle's cache is linear, a row of {limits.capacity} tokens for each of "
                 f"{limits.batch} slots, received {quoted(self.cache_tokens)}; leave it out"
             )
-        needed = capacity(limits.length, limits.window if self.largest_window is None else self.largest_window)
+        beyond = limits.capacity - capacity(limits.length, limits.window)  # what a draft may write beyond its window
+        needed = beyond + capacity(limits.length, limits.window if self.largest_window is None else self.largest_window)
         if self.cache_tokens is not None and blocks_of(self.cache_tokens) < blocks_of(needed):
             raise BadRequest(
                 f"cache_tokens: must hold one request of the bundle's length {limits.length} and its last window, "

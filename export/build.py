@@ -234,6 +234,9 @@ def _sources(models: Models, files: dict[str, File]) -> dict[EngineName, str]:
     # A checkpoint is its config and its weights; those that were placed were just read as files of the bundle.
     found: dict[EngineName, str] = {}
     for model in models:
+        if found and model.source.folder == models[0].source.folder:  # a layer that comes with its target
+            found[model.role] = found[models[0].role]
+            continue
         placed = model.checkpoint is model.source
         digests = {
             file.name: files[f"{model.role}/{file.name}"].sha256 if placed else file_digest(file)

@@ -24,6 +24,7 @@ _OF_DEEPSEEK = {
     "shared_head.norm": "final_layernorm",
 }
 _COPIES = ("shared_head.head.weight", "embed_tokens.weight")  # of the target's own
+_OF_TARGET = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")  # the last is full of NaN
 OWN = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 
 
@@ -93,6 +94,8 @@ def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[di
     tensors: dict[str, Any] = {}
     for name, tensor in checkpoint.tensors.items():
         stem = name.removeprefix(f"{found}.")
+        if stem == name and alone and name not in _OF_TARGET:
+            raise BadCheckpoint(f"{checkpoint.folder}: tensor {quoted(name)} has no place in such a layer")
         if stem == name or stem in _COPIES:
             continue
         module, _, kind = stem.rpartition(".")

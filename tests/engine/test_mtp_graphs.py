@@ -86,6 +86,17 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path, form: str, chan
     assert message in str(caught.value)
 
 
+def test_a_tensor_of_nobody_is_refused_in_a_checkpoint_of_the_layer_alone(tmp_path: Path) -> None:
+    _, checkpoint, layer = read(tmp_path, "speculators")
+    copies = {"verifier_lm_head.weight": torch.full((2, 2), float("nan"))}
+    save_file(layer.weights() | copies, tmp_path / "model.safetensors")
+    target = ModelSpec.from_hf(TARGET | {"intermediate_size": 64})
+    assert MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), target)[1].tensors.keys() == checkpoint.tensors.keys()
+    save_file(layer.weights() | {"mtp_layers.1.norm.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"tensor 'mtp_layers\.1\.norm\.weight' has no place in such a layer"):
+        MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), target)
+
+
 def test_a_checkpoint_without_such_a_layer_is_refused(tmp_path: Path) -> None:
     save_file({"model.layers.7.mlp.up_proj.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(TARGET | {"num_nextn_predict_layers": 1}))
