@@ -61,7 +61,7 @@ def _refusal(compiler: XGrammarCompiler, vocab: int, source: str, slowest_s: flo
     """Why ``source`` is refused; empty if it is not. The kernel kills this process where a step takes too long."""
     row = np.zeros(mask_words(vocab), np.int32)
     try:
-        rules = [("root", TOKENS), *((rule, 1) for rule in dict.fromkeys(_RULE.findall(source)[:MOST_RULES]))]
+        rules = [("root", TOKENS), *((rule, WINDOW) for rule in dict.fromkeys(_RULE.findall(source)[:MOST_RULES]))]
         for rule, most in rules:
             follow(compiler.compile(source, root=rule).matcher(), row, slowest_s, most)
     except BadRequest:

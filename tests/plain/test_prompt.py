@@ -77,6 +77,13 @@ def test_a_prompt_may_be_as_long_as_its_limit_and_no_longer(token_ids, tokenizer
         token_ids([1] * 8, tokenizer, limit=7)
 
 
+def test_a_text_may_be_as_many_tokens_as_its_limit_and_no_more(token_ids, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("some words that are a prompt")
+    assert token_ids("some words that are a prompt", tokenizer, limit=len(ids)) == ids
+    with pytest.raises(BadRequest, match=f"at most {len(ids) - 1} tokens leave room for an output"):
+        token_ids("some words that are a prompt", tokenizer, limit=len(ids) - 1)
+
+
 @pytest.mark.parametrize("prompt", [5, None, "text", [1, 2], [{"role": "user", "content": "x"}], [], iter([1])])
 def test_one_prompt_is_no_batch(prompt: Any) -> None:
     assert not is_batch(prompt)

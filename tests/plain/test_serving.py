@@ -213,6 +213,11 @@ def test_a_deployment_survives_the_servers_text_form(values: dict[str, Any]) -> 
     assert deployment.llm_arguments() == values
 
 
+def test_a_flag_is_written_as_a_configuration_writes_it() -> None:
+    parameters = Deployment(bundle="bundle", tandemrt_version="1", overlap=True, generation_config=False).parameters()
+    assert (parameters["overlap"], parameters["generation_config"]) == ("true", "false")
+
+
 @pytest.mark.parametrize(("key", "value"), [("widnow", "3"), ("window", "many"), ("queue_limit", "0")])
 def test_a_deployment_refuses_what_it_does_not_know(key: str, value: str) -> None:
     with pytest.raises(BadRepository, match=key):

@@ -480,7 +480,7 @@ def test_a_regex_nests_as_deep_as_it_may(library, deep: int) -> None:
         ({"json": PERSON}, {"llguidance"}),
         ({"json_object": True}, {"llguidance"}),
         ({"regex": "a"}, {"llguidance"}),
-        ({"choice": ["a", "b|c.", 'né\n"']}, {"xgrammar", "llguidance"}),
+        ({"choice": ["a", "b|c.", 'né\n"', "c:\\n"]}, {"xgrammar", "llguidance"}),
         ({"grammar": 'root ::= "a"'}, {"xgrammar"}),
     ],
 )

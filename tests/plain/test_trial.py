@@ -51,8 +51,9 @@ def test_an_ordinary_grammar_passes(attempt, source: str) -> None:
         f"root ::= a0{TWICE}",
         f'root ::= "some words before it " a0{TWICE}',
         f'root ::= "a" | "b" later\nlater ::= a0{TWICE}',
+        f"root ::= [a-z]{{2000}} a0{TWICE}",
     ],
-    ids=["at once", "behind words", "behind a choice"],
+    ids=["at once", "behind words", "behind a choice", "behind a long text"],
 )
 def test_a_row_without_end_is_refused_wherever_it_stands(attempt, source: str) -> None:
     with pytest.raises(
