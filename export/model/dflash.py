@@ -10,13 +10,14 @@ import onnx_ir as ir
 
 from tandemrt.engines.contract import CacheKind
 from tandemrt.export.model.attention import Cache
-from tandemrt.export.model.block_attention import LinearBlock, PagedBlock, by_layers
+from tandemrt.export.model.block_attention import LinearBlock, by_layers
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.draft_vocabulary import EMBEDDING, target_logits
 from tandemrt.export.model.layers import block, heads_of
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
 from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.paged_block import PagedBlock
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
