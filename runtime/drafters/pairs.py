@@ -170,7 +170,8 @@ class PairDrafter(DrawingDrafter):
         torch.add(self._state.view("length", batch), counts * -1, out=index).clamp_(min=0)
         states = self._first_states.view(batch, query, self._hidden)
         torch.clamp(counts, max=1, out=self._has_pairs[:batch])
-        states[:, :pairs] = self._pair_states[:batch, :pairs] * self._has_pairs[:batch, None, None].to(self._dtype)
+        kept = self._pair_states[:batch, :pairs]
+        states[:, :pairs] = kept * self._has_pairs[:batch, None, None].to(kept.dtype)
 
     def _fed(self, tokens: torch.Tensor, states: Buffer, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """The bindings of ``tokens`` [batch, query] and the states they are fed with, in the form of the cache."""
