@@ -12,7 +12,7 @@ from tandemrt.engines.contract import mask_words
 from tandemrt.engines.errors import BadRequest, clipped
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints import bitmask
-from tandemrt.runtime.grammars.rows import check_count, check_fillable
+from tandemrt.runtime.grammars.rows import LONGEST_FORCED, check_count, check_fillable
 
 # Rows hold every token that spells legal text, not only the one spelling that a tokenizer would choose.
 _HEADER = '%llguidance {"no_forcing": true}\nstart: '
@@ -40,6 +40,7 @@ class LLGuidance:
         self._ended = False  # by one of `stop_ids`
         self._rows = np.empty((0, mask_words(grammar.end + 1)), np.int32)
         self._ahead = _Ahead(0, [], self._rows)
+        self._forced = 0, b""  # behind so many tokens, the bytes that the text went on with: a long text takes long
 
     def fill(self, row: np.ndarray) -> None:
         """Write int32[words]: the tokens that may come next. Raises InternalError for any other buffer, BadRequest
@@ -56,8 +57,7 @@ class LLGuidance:
             (bitmask.allow if complete else bitmask.forbid)(row, token)
 
     def look_ahead(self, tokens: Sequence[int]) -> None:
-        """Work out the rows behind ``tokens``, as far as they are taken, in one call. Raises BadRequest where the text
-        is too complex."""
+        """Work out the rows behind ``tokens``, as far as they are taken, in one call."""
         ours = list(takewhile(lambda token: 0 <= token < self._grammar.end and token not in self.stop_ids, tokens))
         if self._ended or not ours:
             return
@@ -109,6 +109,8 @@ class LLGuidance:
             self._fed = len(self._text)
         if len(self._text) < self._ahead.begin:
             self._ahead = _Ahead(0, [], self._rows[:0])
+        if len(self._text) < self._forced[0]:
+            self._forced = 0, b""
 
     def fork(self) -> "LLGuidance":
         self._feed()
@@ -120,11 +122,17 @@ class LLGuidance:
         return self._ended
 
     def forced(self) -> list[int]:
-        """Tokens that spell what the text must go on with; none where there is a choice."""
+        """Tokens that spell what the text must go on with, as far as it matters; none where there is a choice."""
         if self._ended:
             return []
-        self._feed()
-        return self._grammar.vocabulary.spelling(bytes(self._matcher.compute_ff_bytes()))
+        begin, text = self._forced
+        tokens = self._grammar.vocabulary.tokens
+        since = b"".join(tokens[token] for token in self._text[begin:])
+        if len(since) >= len(text) or not text.startswith(since):
+            self._feed()
+            since, text = b"", bytes(self._matcher.compute_ff_bytes())
+            self._forced = len(self._text), text
+        return self._grammar.vocabulary.spelling(text[len(since) : len(since) + LONGEST_FORCED])
 
     def _computed(self) -> np.ndarray:
         """The row of the text so far, with a bit for the end of text of llguidance's own."""
@@ -142,14 +150,13 @@ class LLGuidance:
         return bool(self._matcher.is_accepting())
 
     def _feed(self) -> None:
-        """Let the matcher know all of the text."""
+        """Let the matcher know all of the text. Where that is too complex, whoever asks for a row hears it."""
         if self._fed == len(self._text):
             return
         self._matcher.consume_tokens(self._text[self._fed :])
         self._fed = len(self._text)
         if self._matcher.is_error():
             self._renew()
-            self._require_sound()
 
     def _renew(self) -> None:
         self._matcher = self._grammar.fresh()

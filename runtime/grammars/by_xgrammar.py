@@ -10,7 +10,7 @@ from tandemrt.engines.contract import mask_words
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.grammars import binding
-from tandemrt.runtime.grammars.rows import check_count, check_fillable
+from tandemrt.runtime.grammars.rows import LONGEST_FORCED, check_count, check_fillable
 from tandemrt.runtime.grammars.utf8 import START, Utf8
 
 
@@ -70,10 +70,10 @@ class XGrammar:
         return bool(self._matcher.is_terminated())
 
     def forced(self) -> list[int]:
-        """Tokens that spell what the text must go on with; none where there is a choice."""
+        """Tokens that spell what the text must go on with, as far as it matters; none where there is a choice."""
         if self.is_terminated():
             return []
-        return self._grammar.vocabulary.spelling(self._matcher.find_jump_forward_string().encode())
+        return self._grammar.vocabulary.spelling(self._matcher.find_jump_forward_string().encode()[:LONGEST_FORCED])
 
 
 @dataclass(frozen=True)

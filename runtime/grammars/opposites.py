@@ -8,7 +8,8 @@ from itertools import chain
 from tandemrt.runtime.grammars import patterns
 from tandemrt.runtime.grammars.patterns import Anchor, Characters, Group, Item, Range, Unreadable
 
-MOST_STATES = 400  # of the automaton, each of its kinds
+MOST_STATES = 256  # of an automaton in which each character leads to one state
+MOST_PARTS = 1024  # of one that is put together from the parts of patterns
 LONGEST = 1 << 13  # characters of what is written
 _EMPTY = ""  # the expression of the empty text; None is the one of no text at all
 
@@ -26,20 +27,19 @@ def opposite(found: tuple[str, ...]) -> str | None:
     return _written(table, [state for state in range(len(table)) if state not in accepting], classes)
 
 
+@lru_cache(maxsize=256)
+def effort(found: tuple[str, ...]) -> int:
+    """How much work ``opposite`` is: the parts of the patterns, each as often as it repeats. Raises Unreadable."""
+    return _Nets(found).size
+
+
 def _automaton(found: tuple[str, ...]) -> tuple[_Table, frozenset[int], list[list[Range]]]:
     """A complete deterministic automaton of the texts that have a pattern in them: by state where each class of
     characters leads, the accepting states, and the classes."""
-    nets = _Nets()
-    ends = set()
-    starts = set()
-    for left, right, items in chain.from_iterable(patterns.settled(pattern) for pattern in found):
-        begin = nets.state()
-        end = nets.sequence(items, begin if left else nets.anything(begin))
-        starts.add(begin)
-        ends.add(end if right else nets.anything(end))
+    nets = _Nets(found)
     classes = _classes(nets.ranges())
     steps = nets.by_class(classes)
-    first = nets.closed(starts)
+    first = nets.closed(nets.starts)
     known, table, pending = {first: 0}, [dict[int, int]()], [first]
     while pending:
         states = pending.pop()
@@ -53,38 +53,49 @@ def _automaton(found: tuple[str, ...]) -> tuple[_Table, frozenset[int], list[lis
                 table.append({})
                 pending.append(after)
             row[index] = known[after]
-    accepting = {known[states] for states in known if not ends.isdisjoint(states)}
+    accepting = {known[states] for states in known if not nets.ends.isdisjoint(states)}
     return *_merged(table, accepting), classes
 
 
 class _Nets:
-    """An automaton with silent steps, built piece by piece."""
+    """An automaton with silent steps, of the texts that have one of some patterns in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: Iterable[str]) -> None:
         self._silent: list[list[int]] = []
         self._steps: list[list[tuple[tuple[Range, ...], int]]] = []
+        self.starts: set[int] = set()
+        self.ends: set[int] = set()
+        for left, right, items in chain.from_iterable(patterns.settled(pattern) for pattern in found):
+            begin = self._state()
+            end = self._sequence(items, begin if left else self._anything(begin))
+            self.starts.add(begin)
+            self.ends.add(end if right else self._anything(end))
 
-    def state(self) -> int:
-        if len(self._silent) >= 4 * MOST_STATES:
+    @property
+    def size(self) -> int:
+        return len(self._silent)
+
+    def _state(self) -> int:
+        if len(self._silent) >= MOST_PARTS:
             raise Unreadable("an opposite of many cases")
         self._silent.append([])
         self._steps.append([])
         return len(self._silent) - 1
 
-    def anything(self, begin: int) -> int:
-        end = self.state()
+    def _anything(self, begin: int) -> int:
+        end = self._state()
         self._silent[begin].append(end)
         self._steps[end].append((((0, patterns.LAST),), end))
         return end
 
-    def sequence(self, items: Iterable[Item], begin: int) -> int:
+    def _sequence(self, items: Iterable[Item], begin: int) -> int:
         """Lead from ``begin`` over ``items``; the state behind them."""
         for item in items:
             least, most = item.bounds()
             for _ in range(least):
                 begin = self._atom(item.atom, begin)
             if most is None:
-                loop = self.state()
+                loop = self._state()
                 self._silent[begin].append(loop)
                 self._silent[self._atom(item.atom, loop)].append(loop)
                 begin = loop
@@ -93,18 +104,18 @@ class _Nets:
                 for _ in range(most - least):
                     begin = self._atom(item.atom, begin)
                     ends.append(begin)
-                begin = self.state()
+                begin = self._state()
                 for end in ends:
                     self._silent[end].append(begin)
         return begin
 
     def _atom(self, atom: Characters | Anchor | Group, begin: int) -> int:
-        end = self.state()
+        end = self._state()
         if isinstance(atom, Group):
             for branch in atom.branches:
-                inner = self.state()
+                inner = self._state()
                 self._silent[begin].append(inner)
-                self._silent[self.sequence(branch, inner)].append(end)
+                self._silent[self._sequence(branch, inner)].append(end)
         else:
             assert isinstance(atom, Characters)  # anchors are settled
             self._steps[begin].append((tuple(atom.covered()), end))

@@ -4,6 +4,8 @@ import numpy as np
 
 from tandemrt.engines.errors import InternalError
 
+LONGEST_FORCED = 1024  # bytes of what a text must go on with: a window drafts at most 16 tokens
+
 
 def check_fillable(row: np.ndarray, words: int, *, ended: bool) -> None:
     """Raise InternalError unless ``row`` is int32[words], contiguous and writable, and the grammar has not ended.

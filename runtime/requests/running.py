@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -96,6 +97,11 @@ class Running:
     def forced_ends(self) -> int:
         """How often a thinking budget closed the reasoning."""
         return self.constraint.forced_ends_within(self.output_length)
+
+    def forced(self, most: int) -> list[int]:
+        """See Constraint.forced."""
+        with nullcontext() if self.share is None else self.share.between():
+            return self.constraint.forced(most)
 
     def commit(self, emitted: Sequence[int], drafted: int, logprobs: Sequence[TokenLogprobs] = ()) -> list[int]:
         """Take in what verification emitted for this request, ``drafted`` drafted tokens verified. May finish it.

@@ -104,7 +104,7 @@ class Round:
         The drafter is not asked where that is as much as it would draft. The window becomes what is needed, unless the
         places of prompts in the calls are fixed behind it.
         """
-        forced = {slot: running.constraint.forced(self.most(running)) for slot, running in self.rows.items()}
+        forced = {slot: running.forced(self.most(running)) for slot, running in self.rows.items()}
         covered = all(len(forced[slot]) >= min(self.asked, self.most(each)) for slot, each in self.rows.items())
         needed = max([0 if covered else self.asked, *map(len, forced.values())])
         return replace(

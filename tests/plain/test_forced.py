@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.masks import MaskRows
@@ -64,6 +65,20 @@ def test_forced_tokens_stand_in_front_of_drafts_between_and_behind_them() -> Non
     assert filled(state, spell("qbx"), 9) == (spell("ab"), [0, 1])  # what was drafted behind another token falls away
     assert filled(state, spell("abxcdy"), 20) == ([*spell("abxcdyef"), STOP], [6, 7, 8])
     assert filled(state, spell("abxcd"), 4) == (spell("abxcd"), [])
+
+
+def test_a_text_that_is_too_complex_forces_nothing_and_filling_says_so(monkeypatch) -> None:
+    """What follows is asked for all requests at once, rows are filled one by one: the others hear nothing."""
+    grammar = regex_grammar("abc(d|e)")
+    state = constraint(grammar=grammar)
+    assert state.forced(3) == spell("abc")
+    failed = grammar._matcher.deep_copy()
+    failed.consume_token(ord("x"))
+    monkeypatch.setattr(grammar, "_matcher", failed)
+    monkeypatch.setattr(grammar, "_renew", lambda: None)
+    assert state.forced(3) == []
+    with pytest.raises(BadRequest, match="the text so far makes the grammar too complex"):
+        filled(state, [ord("a")], 1)
 
 
 def test_without_room_nothing_is_forced() -> None:

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tandemrt.engines.errors import BadBundle, BadRequest, InternalError
 from tandemrt.engines.vocabulary import Vocabulary, vocabulary_from_tokenizer
+from tandemrt.runtime.grammars.rows import LONGEST_FORCED
 from tests.plain.constraints import (
     CALL,
     END,
@@ -117,7 +118,7 @@ def test_a_row_is_that_of_a_fresh_replay_whatever_was_tried_before(engine, seed)
                 for _ in range(3):
                     other.accept(chance.randrange(VALID))
             case 2:
-                grammar.forced()
+                assert grammar.forced() == fresh.forced()
             case 3:
                 token = chance.randrange(VALID)
                 text += [token] if grammar.accept(token) else []
@@ -193,6 +194,13 @@ def test_what_the_text_must_go_on_with_is_forced(engine):
 def test_a_forced_text_is_spelled_by_the_longest_tokens(engine):
     literal = {"llguidance": ("regex", "true"), "xgrammar": ("grammar", 'root ::= "true"')}
     assert start(engine, literal).forced() == [MERGED[b"true"]]
+
+
+@engines
+def test_of_a_long_text_that_is_forced_the_beginning_is_spelled(engine):
+    text = "true" * 20_000
+    literal = {"llguidance": ("regex", text), "xgrammar": ("grammar", f'root ::= "{text}"')}
+    assert start(engine, literal).forced() == [MERGED[b"true"]] * (LONGEST_FORCED // 4)
 
 
 @engines

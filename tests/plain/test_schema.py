@@ -392,6 +392,7 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
         ({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}, [[], ["b", "a"]], [["a", "a"]]),
         ({"type": "array", "uniqueItems": True, "maxItems": 1}, [[], [3]], [[1, 1]]),
         ({"type": "array", "contains": {}}, [[1]], [[]]),
+        ({"type": "array", "items": BOOLEAN, "minItems": 5000, "maxItems": 5000}, [[True] * 5000], [[True] * 5001]),
         ({"type": "array", "prefixItems": [INTEGER], "items": STRING}, [[], [1, "a"]], [["a"], [1, 2]]),
         # numbers
         ({"type": "number", "multipleOf": 0.5}, [1.5, 2, -0.5], [0.3]),
@@ -573,6 +574,11 @@ def test_what_is_checked_in_the_end_is_held_as_far_as_it_can_be(schema, taken, r
     grammar = compiler().compile("json", json.dumps(loosened(schema)), any_whitespace=False)
     assert takes(grammar, taken)
     assert not takes(grammar, refused)
+
+
+def test_many_branches_that_share_texts_are_refused_before_they_are_worked_out() -> None:
+    with pytest.raises(BadRequest, match="too many combinations of schemas"):
+        enforceable({"oneOf": [{"type": "string", "pattern": f"^a{{{count}}}b"} for count in range(500)]})
 
 
 def test_a_pattern_is_not_tried_on_a_long_given_text() -> None:

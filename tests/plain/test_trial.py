@@ -108,6 +108,14 @@ def test_one_slow_step_ends_the_share_and_so_do_many_that_are_not_quick(spent: l
         take(share, spent, FREE_S + 0.024)
 
 
+def test_what_is_done_between_steps_counts_for_the_next_one(spent: list[float]) -> None:
+    share = GrammarShare(0.1)
+    with share.between():
+        spent[0] += 0.15
+    with pytest.raises(BadRequest, match=r"is 0\.14 s beyond its share"):
+        take(share, spent, 0.0)
+
+
 def test_what_a_step_raises_is_not_replaced(spent: list[float]) -> None:
     share = GrammarShare(0.1)
     with pytest.raises(KeyError), share.step():

@@ -5,6 +5,7 @@ Without a folder only our own models and timings are measured. ``--every N`` tak
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -52,14 +53,20 @@ def _models() -> None:
 
 
 def _collection(name: str, cases: list[sources.Case]) -> None:
-    found = measure.judged(cases)
     times = measure.compile_times([case.schema for case in cases])
+    print(f"{name}: admission and compilation, ms: {_spread(times)}")
+    _judged(f"{name}, described names only", measure.judged(cases, closed=True))
+    _judged(f"{name}, other names too", measure.judged(cases, closed=False))
+
+
+def _judged(name: str, found: Counter[str]) -> None:
     print(
         f"{name}: {found['admitted']} of {found['schemas']} admitted "
         f"({_percent(found['admitted'], found['schemas'])}), "
         f"{found['unsound']} unsound ({found['invalid taken']} of {found['invalid']} invalid taken), "
         f"{found['valid taken']} of {found['valid']} valid taken "
-        f"({_percent(found['valid taken'], found['valid'])}); admission and compilation, ms: {_spread(times)}"
+        f"({_percent(found['valid taken'], found['valid'])})",
+        flush=True,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from tandemrt.engines.errors import NotQuick
 from tandemrt.runtime.grammars import patterns
-from tandemrt.runtime.grammars.opposites import opposite
+from tandemrt.runtime.grammars.opposites import effort, opposite
 from tandemrt.runtime.grammars.schema import dialect
 from tandemrt.runtime.grammars.schema.disjoint import Disjoint
 from tandemrt.runtime.grammars.schema.document import Document, Node, Unheld
@@ -16,7 +16,7 @@ from tandemrt.runtime.grammars.schema.shapes import Conj, Literals, Same, Shape,
 
 MOST_SHAPES = 512  # of one place
 MOST_STEPS = 20_000  # of one schema
-OPPOSITE_STEPS = 50  # that an opposite of patterns counts for, and one for each of their characters
+OPPOSITE_STEPS = 50  # that an opposite of patterns counts for, or more where it is more work
 QUICK_STEPS = 1000  # that are no trouble wherever they are taken: some ten milliseconds
 
 # Keywords that are left out where a text is checked in the end.
@@ -35,13 +35,16 @@ class Expander:
         self.closed = closed  # objects that are described have no other names unless their schema says so
         self.loose = loose  # what is not held is left open, for the finished text is checked
         self._known: dict[Conj, list[Shape]] = {}
+        self._alike: dict[Conj, Conj] = {}
         self._active: set[Conj] = set()
         self._steps = 0
         self._disjoint = Disjoint(self)
 
     def conj(self, conj: Conj) -> Conj:
         """The same schemas with references that stand alone followed, so that what is the same has one name."""
-        return Conj(*(self._followed(node) for node in conj.nodes))
+        if conj not in self._alike:
+            self._alike[conj] = Conj(*(self._followed(node) for node in conj.nodes))
+        return self._alike[conj]
 
     def shapes(self, conj: Conj) -> list[Shape]:
         """Raises Unheld."""
@@ -78,8 +81,11 @@ class Expander:
         for node in nodes:
             found = self.document.keywords(node)
             if "const" in found or "enum" in found:
+                keyword = "const" if "const" in found else "enum"
                 values = [found["const"]] if "const" in found else found["enum"]
-                return self._literals(conj, values, f"{node.place}/{'const' if 'const' in found else 'enum'}")
+                # A value that is listed need not be looked for in its own list, which may be long.
+                asked = [each.without(keyword) if each.whole_name == node.whole_name else each for each in conj.nodes]
+                return self._literals(asked, values, f"{node.place}/{keyword}")
         for index, node in enumerate(nodes):
             choice = self._choice(node)
             if choice:
@@ -130,8 +136,8 @@ class Expander:
                     )
                     raise Unheld(f"{node.place}/{keyword}", rule)
 
-    def _literals(self, conj: Conj, values: list[Any], place: str) -> list[Shape]:
-        fitting = [value for value in values if all(self._holds(node, value) for node in conj.nodes)]
+    def _literals(self, asked: list[Node], values: list[Any], place: str) -> list[Shape]:
+        fitting = [value for value in values if all(self._holds(node, value) for node in asked)]
         return plain(Literals(fitting), self, place) if fitting else []
 
     def _holds(self, node: Node, value: Any) -> bool:
@@ -222,6 +228,7 @@ class Expander:
         for index, branch in enumerate(branches):
             option = Conj(*base.nodes, branch)
             for other, rival in enumerate(branches):
+                self._spend(len(option.nodes), node.place)
                 if other == index or self._disjoint.conjs(option, Conj(*base.nodes, rival)):
                     continue
                 try:
@@ -235,8 +242,8 @@ class Expander:
 
     def opposite(self, found: list[str], place: str) -> str | None:
         """What a text matches in which no pattern of ``found`` is found; None if there is none. Raises Unheld."""
-        self._spend(OPPOSITE_STEPS + sum(map(len, found)), place)
         try:
+            self._spend(max(OPPOSITE_STEPS, effort(tuple(found))), place)
             return opposite(tuple(found))
         except patterns.Unreadable as error:
             raise Unheld(place, f"{error} is not held; say what is allowed instead of what is not") from None

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 MOST_SEQUENCES = 400  # of different items
 MOST_CHOICES = 128  # of names
-MOST_ITEMS = 4096
 MOST_OPTIONAL = 400  # of one object: llguidance gives up on more within a text
 
 
@@ -38,8 +37,6 @@ def _array(shape: Array, expander: "Expander", place: str) -> list[Shape]:
         shape = replace(shape, rest=None)
     if shape.most is not None and shape.least > shape.most:
         return []
-    if max(shape.least, shape.most or 0) > MOST_ITEMS and not (shape.rest is None and shape.least == 0):
-        raise Unheld(f"{place}/maxItems", f"more than {MOST_ITEMS} counted items are not held; leave the limit out")
     if not shape.unique or shape.most in (0, 1):
         return [shape]
     values = [] if shape.first or shape.rest is None else _finite(expander.resolved(shape.rest))
