@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from tandemrt.engines.contract import CacheKind
+from tandemrt.engines.drafts import DRAFTS, LONGEST_BLOCK
 
 Sizes = Mapping[str, int]  # symbol -> size
 
@@ -55,9 +56,12 @@ def capacity(length: int, window: int) -> int:
 def slack(kind: str, window: int) -> int:
     """Tokens behind the newest one that a round which drafts ``window`` may write; ``kind`` is that of the draft.
 
-    A parallel draft is fed what a whole window emitted and the masks of the next one, whatever was emitted.
+    A parallel draft is fed what a whole window emitted and the masks of the next one, whatever was emitted; a block
+    draft always a block as long as its own.
     """
-    return 2 * window - 1 if kind == "pard" and window else window
+    if kind == "dflash" and window:
+        return LONGEST_BLOCK - 1
+    return 2 * window - 1 if DRAFTS[kind].parallel and window else window
 
 
 def longest_chunk(batch: int, length: int, cache: CacheKind) -> int:
@@ -119,9 +123,12 @@ def largest_prompts(batch: int, chunk: int) -> Packed:
     return Packed(max(chunk, TILE) + 2 * TILE, _power_of_four(batch))
 
 
-def most_query(window: int) -> int:
-    """The most new tokens per row of a round's calls: a draft model's first run of a round has two."""
-    return max(2, window + 1)
+def most_query(kind: str, window: int) -> int:
+    """The most new tokens per row of a round's calls: a draft model's first run of a round has two.
+
+    ``kind`` is that of the draft.
+    """
+    return max(2, 1 + slack(kind, window))
 
 
 def unpadded(windows: int, most: int) -> int:
@@ -158,12 +165,12 @@ def decoder_uses(batch: int, window: int, chunk: int) -> dict[str, Use]:
     return uses if window else {use: uses[use] for use in ("prefill", "single")}
 
 
-def largest_calls(batch: int, window: int, chunk: int) -> tuple[Sizes, ...]:
-    """The largest calls of a target or draft model: a window of every slot, and a chunk of one prompt.
+def largest_calls(kind: str, batch: int, window: int, chunk: int) -> tuple[Sizes, ...]:
+    """The largest calls of a target or a draft of ``kind``: a window of every slot, and a chunk of one prompt.
 
     A packed call has both, and padding: that of the target's call, and that of a draft's beside it.
     """
-    query = most_query(window)
+    query = most_query(kind, window)
     return (
         {"batch": batch, "query": query, "rows": query, "tokens": _whole(batch * query + chunk) + TILE},
         {"batch": 1, "query": chunk, "rows": 1, "tokens": chunk},

@@ -122,17 +122,18 @@ def decoder(
     )
 
 
-def draft_head(*, hidden: int, dtype: str, **sizes: Any) -> Contract:
+def draft_head(*, hidden: int, dtype: str, parallel: bool = False, **sizes: Any) -> Contract:
     """The contract of a head that drafts from the target's states; ``sizes`` are those of ``decoder``.
 
     A token is fed with a state [hidden]: what ``fuse`` made of the target's features of the token before it,
-    or, for a drafted one, ``next_states`` of the row that it was drafted from.
+    or, for a drafted one, ``next_states`` of the row that it was drafted from. A ``parallel`` head is fed masks in the
+    place of drafted tokens, whose state it knows.
     """
     base = decoder(dtype=dtype, **sizes)
     fed = base["token_ids"].shape
     return Contract(
         (*base.inputs, Binding("states", dtype, (*fed, hidden))),
-        (*base.outputs, Binding("next_states", dtype, ("batch", "rows", hidden))),
+        (*base.outputs, *(() if parallel else (Binding("next_states", dtype, ("batch", "rows", hidden)),))),
         base.aliases,
     )
 
@@ -141,6 +142,24 @@ def fuse(*, features: int, hidden: int, dtype: str) -> Contract:
     """The contract of what makes a head's states of the target's features, for any number of tokens."""
     return Contract(
         (Binding("features", dtype, ("tokens", features)),), (Binding("states", dtype, ("tokens", hidden)),)
+    )
+
+
+def context(*, features: int, **sizes: Any) -> Contract:
+    """The contract of what writes the target's ``features`` into the cache of a draft that reads them there.
+
+    ``sizes`` are those of ``decoder``, whose places its tokens have: over a linear cache ``features`` are [batch,
+    query, width], over a paged one those of a packed call.
+    """
+    base = decoder(**sizes)
+    fed = base["token_ids"].shape
+    return Contract(
+        (
+            Binding("features", str(sizes["dtype"]), (*fed, features)),
+            *(binding for binding in base.inputs if binding.name not in ("token_ids", "score_rows")),
+        ),
+        tuple(binding for binding in base.outputs if binding.name != "logits"),
+        base.aliases,
     )
 
 

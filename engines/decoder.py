@@ -141,7 +141,11 @@ def _check_outputs(decoder: Decoder, contract: Contract, made: set[str]) -> None
         raise refuse(f"decoder.steps must make every output of the contract; {quoted(missing[0])} is not made")
     if missing := [value.name for value in decoder.values if value.name not in made]:
         raise refuse(f"decoder.steps must make every value; {quoted(missing[0])} is not made")
-    in_place = {pair for step in decoder.operators for pair in step.in_place().items()}
+    homes: dict[str, str] = {}  # what several steps change, one behind the other, has one home
+    for step in decoder.operators:
+        for output, source in step.in_place().items():
+            homes[output] = homes.pop(source, source)
+    in_place = set(homes.items())
     promised = set(contract.aliases)
     given = {binding.name for binding in (*contract.inputs, *contract.outputs)}
     wrong = {pair for pair in in_place if given & set(pair)} ^ promised

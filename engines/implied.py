@@ -4,6 +4,7 @@ from typing import Any
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
+from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadBundle, clipped
 from tandemrt.engines.manifest import EngineName, Manifest
@@ -27,7 +28,7 @@ def require_implied(manifest: Manifest) -> None:
 
 def _implied(manifest: Manifest, name: EngineName) -> Contract:
     vocab = manifest.vocab
-    drafts = name in ("draft", "fuse", "propose", "propose_probs")
+    drafts = name in DRAFTS[manifest.draft.kind].engines
     dtype = manifest.engines["draft" if drafts else "target"].dtype
     match name:
         case "adjust":
@@ -37,7 +38,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         case "propose" | "propose_probs":
             return contract.propose(vocab=vocab, dtype=dtype, draft_probs=name == "propose_probs")
     hidden = _width(manifest, "draft", "states")
-    features = _width(manifest, "target", "features") if manifest.draft.kind == "eagle3" else 0
+    features = _width(manifest, "target", "features") if DRAFTS[manifest.draft.kind].features else 0
     if name == "fuse":
         return contract.fuse(features=features, hidden=hidden, dtype=dtype)
     # Layers and heads of a decoder stand in its own contract alone.
@@ -53,8 +54,10 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         "dtype": dtype,
         "cache": "linear" if manifest.limits.cache_blocks is None else "paged",
     }
-    if name == "draft" and manifest.draft.kind == "eagle3":
-        return contract.draft_head(hidden=hidden, **sizes)
+    if name == "context":
+        return contract.context(features=features, **sizes)
+    if name == "draft" and "fuse" in manifest.engines:
+        return contract.draft_head(hidden=hidden, parallel=DRAFTS[manifest.draft.kind].parallel, **sizes)
     return contract.decoder(**sizes, features=features if name == "target" else 0)
 
 

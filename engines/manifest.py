@@ -11,6 +11,7 @@ from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.decoder import Decoder
 from tandemrt.engines.digest import holds_weights
+from tandemrt.engines.drafts import DRAFTS, LONGEST_BLOCK, DraftKind
 from tandemrt.engines.errors import BadBundle, clipped, quoted
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.engines.validation import Record, RelativePath, explain, refuse
@@ -21,7 +22,9 @@ DIGEST = "manifest_sha256"
 # Backends whose engines the runtime of this version runs.
 RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
-EngineName = Literal["target", "draft", "fuse", "adjust", "verify", "verify_probs", "propose", "propose_probs"]
+EngineName = Literal[
+    "target", "draft", "fuse", "context", "adjust", "verify", "verify_probs", "propose", "propose_probs"
+]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
 KernelTarget = Annotated[str, Field(pattern=r"^(sm|compute)_\d+$")]
@@ -77,13 +80,15 @@ class Markers(Record):
 
 
 class Draft(Record):
-    """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only, the mask token for ``pard``.
+    """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only, the mask token for kinds that are fed
+    one, ``block`` for ``dflash``: tokens of its calls.
 
     ``sampling`` and ``greedy_below`` are what SamplingParams.draft_sampling and draft_greedy_below are by default.
     """
 
-    kind: Literal["model", "eagle3", "pard", "ngram", "none"]
+    kind: DraftKind
     mask_token: TokenId | None = None
+    block: Annotated[int, Field(ge=2, le=LONGEST_BLOCK)] | None = None
     ngram_min: Count | None = None
     ngram_max: Count | None = None
     sampling: Literal["greedy"] | None = None
@@ -94,8 +99,11 @@ class Draft(Record):
         bounds = self.ngram_min or 0, self.ngram_max or 0
         if self.kind == "ngram" and not 0 < bounds[0] <= bounds[1]:
             raise refuse(f"ngram_min and ngram_max must be set for kind ngram, and in order; got {quoted(bounds)}")
-        if (self.kind == "pard") != (self.mask_token is not None):
-            raise refuse(f"mask_token must be set for kind pard, and no other; got {quoted(self.mask_token)}")
+        if DRAFTS[self.kind].masks != (self.mask_token is not None):
+            kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.masks)
+            raise refuse(f"mask_token must be set for kinds {kinds}, and no other; got {quoted(self.mask_token)}")
+        if (self.kind == "dflash") != (self.block is not None):
+            raise refuse(f"block must be set for kind dflash, and no other; got {quoted(self.block)}")
         return self
 
 
@@ -217,12 +225,7 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _agree(self) -> "Manifest":
-        drafting: tuple[EngineName, ...] = ()
-        if self.draft.kind in ("model", "eagle3", "pard"):
-            drafting = ("draft", "propose", "propose_probs")
-        if self.draft.kind == "eagle3":
-            drafting = ("fuse", *drafting)
-        needed = {"target", "adjust", "verify", "verify_probs", *drafting}
+        needed = {"target", "adjust", "verify", "verify_probs", *DRAFTS[self.draft.kind].engines}
         if set(self.engines) != needed:
             names = ", ".join(sorted(needed))
             raise refuse(f"engines must be {names} for draft.kind {self.draft.kind!r}; got {', '.join(self.engines)}")
@@ -244,6 +247,9 @@ class Manifest(Record):
         if self.limits.capacity < room:
             rule = f"limits.capacity must be at least {quoted(room)} for draft.kind {self.draft.kind!r}"
             raise refuse(f"{rule}; got {quoted(self.limits.capacity)}")
+        if self.draft.block is not None and self.limits.window >= self.draft.block:
+            rule = f"limits.window must be below draft.block {quoted(self.draft.block)}"
+            raise refuse(f"{rule}; got {quoted(self.limits.window)}")
         if self.draft.mask_token is not None and self.draft.mask_token >= self.vocab:
             rule = f"draft.mask_token must be below vocab {quoted(self.vocab)}"
             raise refuse(f"{rule}; got {quoted(self.draft.mask_token)}")

@@ -148,6 +148,11 @@ class RuntimeOptions(Section):
         "that may have such tokens run without overlap, and under the rejection rule a text depends on it; default: "
         "where nothing overlaps",
     )
+    draft_masks: bool = Field(
+        default=False,
+        description="mask what a draft model or head draws by a request's grammar: more is accepted, and rounds with "
+        "such requests run without overlap and wait for every drafted token; no text changes",
+    )
     threads: Annotated[int, AfterValidator(_threads)] | None = Field(
         default=None, description="CPU threads per engine; default: one per core"
     )
@@ -242,7 +247,8 @@ class RuntimeOptions(Section):
                 f"cache_tokens: this bundle's cache is linear, a row of {limits.capacity} tokens for each of "
                 f"{limits.batch} slots, received {quoted(self.cache_tokens)}; leave it out"
             )
-        needed = capacity(limits.length, limits.window if self.largest_window is None else self.largest_window)
+        beyond = limits.capacity - capacity(limits.length, limits.window)  # what a draft may write beyond its window
+        needed = beyond + capacity(limits.length, limits.window if self.largest_window is None else self.largest_window)
         if self.cache_tokens is not None and blocks_of(self.cache_tokens) < blocks_of(needed):
             raise BadRequest(
                 f"cache_tokens: must hold one request of the bundle's length {limits.length} and its last window, "
@@ -281,6 +287,7 @@ class ServedOptions(TypedDict, total=False):
     adaptive_window: bool
     overlap: bool | None
     forced_drafts: bool | None
+    draft_masks: bool
     threads: int | None
     queue_limit: int
     grammar_timeout_s: float

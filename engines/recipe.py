@@ -22,6 +22,7 @@ from pydantic import (
 
 from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import CacheKind, blocks_of
+from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
@@ -29,8 +30,9 @@ from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabili
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"
-PLANNED = {("draft", "kind"): ("mtp", "peagle", "dflash", "dspark")}
-KINDS = ("model", "eagle3", "pard", "ngram", "none", "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
+PLANNED = {("draft", "kind"): ("dspark",)}
+HEADS = tuple(kind for kind, needs in DRAFTS.items() if needs.features)
+KINDS = (*DRAFTS, "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 Dtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -80,12 +82,37 @@ class Eagle3Draft(_WithCheckpoint):
     window: Window = 4
 
 
+class PEagleDraft(_WithCheckpoint):
+    """A P-EAGLE head drafts a window at once from the target's states, computing in what the target computes in."""
+
+    kind: Literal["peagle"]
+    window: Window = 5
+
+
+class MtpDraft(_WithCheckpoint):
+    """A layer that predicts tokens further on drafts from the target's last states. ``checkpoint``: the target's, or
+    one of its own. It computes in what the target computes in."""
+
+    kind: Literal["mtp"]
+    window: Window = 3
+
+
+class DFlashDraft(_WithCheckpoint):
+    """A block draft reads the target's states and drafts a window at once, computing in what the target computes in."""
+
+    kind: Literal["dflash"]
+    window: Window = 7
+
+
 class PardDraft(_WithCheckpoint):
     """A smaller model that was trained to foresee a window at once (its config.json has ``pard_token``) drafts."""
 
     kind: Literal["pard"]
     dtype: Dtype | None = None
     window: Window = 8
+
+
+HeadDraft = Eagle3Draft | PEagleDraft | MtpDraft | DFlashDraft  # they read the target's states
 
 
 class NgramDraft(Section):
@@ -160,9 +187,10 @@ class Recipe(Section):
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     target: Target
-    draft: Annotated[ModelDraft | Eagle3Draft | PardDraft | NgramDraft | NoDraft, Field(discriminator="kind")] = (
-        NoDraft(kind="none")
-    )
+    draft: Annotated[
+        ModelDraft | Eagle3Draft | PEagleDraft | MtpDraft | PardDraft | DFlashDraft | NgramDraft | NoDraft,
+        Field(discriminator="kind"),
+    ] = NoDraft(kind="none")
     reasoning: Reasoning | None = None
     limits: RecipeLimits = RecipeLimits()
     backend: Annotated[OnnxRuntimeCpu | OnnxRuntimeCuda | TensorRt | TensorRtRtx, Field(discriminator="name")] = (
@@ -206,7 +234,7 @@ class Recipe(Section):
 
     def checkpoints(self) -> dict[str, Path]:
         """The folders that the recipe names, by section."""
-        drafts = isinstance(self.draft, ModelDraft | Eagle3Draft | PardDraft)
+        drafts = isinstance(self.draft, ModelDraft | PardDraft | HeadDraft)
         return {"target": self.target.checkpoint} | ({"draft": self.draft.checkpoint} if drafts else {})  # type: ignore[union-attr]
 
     def hub_name(self, checkpoint: Path) -> str | None:
@@ -234,7 +262,7 @@ class Recipe(Section):
 
         None when neither drafts.
         """
-        if isinstance(self.draft, Eagle3Draft):
+        if isinstance(self.draft, HeadDraft):
             return "float32" if self.target.dtype in QUANTIZED else self.target.dtype
         return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft | PardDraft) else None
 
@@ -304,15 +332,10 @@ class Recipe(Section):
                 "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu', whose kernels "
                 "cannot run bfloat16; got 'bfloat16'. Choose another dtype or another backend"
             )
-        if isinstance(self.draft, Eagle3Draft | PardDraft) and isinstance(self.backend, TensorRt | TensorRtRtx):
+        if isinstance(self.draft, PardDraft | HeadDraft) and isinstance(self.backend, TensorRt | TensorRtRtx):
             raise refuse(
                 f"draft.kind {self.draft.kind!r} needs backend.name 'onnxruntime-cpu' or 'onnxruntime-cuda'; got "
                 f"{self.backend.name!r}, whose engines have no such calls. Choose another draft or backend"
-            )
-        if isinstance(self.draft, PardDraft) and self.cache == "paged":
-            raise refuse(
-                f"draft.kind {self.draft.kind!r} needs a linear cache; got cache 'paged'. Choose another draft, or "
-                "backend.cache = 'linear'"
             )
         if isinstance(self.backend, TensorRt | TensorRtRtx) and "float32" in (self.target.dtype, self.draft_dtype):
             raise refuse(
@@ -353,7 +376,7 @@ def _override(data: dict[str, Any], *, backend: str | None = None, dtype: str | 
     # A section that is no table is left for the check of the whole to refuse.
     models = [data[name] for name in ("target", "draft") if isinstance(data.get(name), dict)]
     for model in models:
-        if dtype is not None and "checkpoint" in model and model.get("kind") != "eagle3":
+        if dtype is not None and "checkpoint" in model and model.get("kind") not in HEADS:
             model["dtype"] = dtype
     written = data.get("backend")
     if backend is not None and not (isinstance(written, dict) and written.get("name") == backend):

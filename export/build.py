@@ -17,16 +17,16 @@ from tandemrt.engines.recipe import ModelDraft, NgramDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
-from tandemrt.export.model.eagle3 import EMBEDDING
-from tandemrt.export.model.graphs import DraftHead, Model, Models, graphs, mask_token, open_models
+from tandemrt.export.model.draft_heads import DraftHead
+from tandemrt.export.model.graphs import Model, Models, graphs, mask_token, open_models
 from tandemrt.export.model.lowerings import attention_of
 from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.channels import write_by_channel
 from tandemrt.export.quantize.checkpoint import write_quantized
-from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import read_header
+from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.hub import with_checkpoints
-from tandemrt.export.read.tensors import named
 from tandemrt.export.staging import check_destination, place, staged
 
 
@@ -90,9 +90,9 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
         models, notes = _quantize(models, folder, clock, compiling.progress)
-        if isinstance(models[-1], DraftHead) and EMBEDDING not in models[-1].source.tensors:
-            with clock.step("Copy the target's embedding beside the draft"):
-                models = (models[0], _with_embedding(models[-1], models[0], folder))
+        if isinstance(models[-1], DraftHead) and models[-1].borrowed:
+            with clock.step("Copy what the draft takes of its target beside it"):
+                models = (models[0], models[-1].with_borrowed(folder / models[-1].role))
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
         engines = {}
@@ -153,16 +153,6 @@ def _place_sources(models: Models, folder: Path) -> None:
         copy = folder / TOKENIZER / file.relative_to(models[0].vocabulary.folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
-
-
-def _with_embedding(head: DraftHead, target: Model, folder: Path) -> DraftHead:
-    """``head`` with the target's embedding, which its graph points to in a file of its own: a graph may only point to
-    what lies beside it."""
-    stored = named(target.source, target.spec).tensors["model.embed_tokens.weight"]
-    file = folder / head.role / "embedding.safetensors"
-    write_safetensors(file, [copied(replace(stored, name=EMBEDDING))])
-    tensors = {**head.checkpoint.tensors, **read_header(file)}
-    return replace(head, checkpoint=replace(head.checkpoint, tensors=tensors))
 
 
 def _quantize(
@@ -229,6 +219,11 @@ def _limits(recipe: Recipe) -> Limits:
 def _draft(recipe: Recipe, models: Models) -> Draft:
     if isinstance(recipe.draft, PardDraft):
         return Draft(kind="pard", mask_token=mask_token(models[-1].source))
+    spec = models[-1].spec
+    if isinstance(spec, DFlashSpec):
+        return Draft(kind="dflash", mask_token=spec.mask_token, block=spec.block)
+    if isinstance(spec, Eagle3Spec):
+        return Draft(kind=recipe.draft.kind, mask_token=spec.mask_token)
     if isinstance(recipe.draft, NgramDraft):
         return Draft(kind="ngram", ngram_min=recipe.draft.ngram_min, ngram_max=recipe.draft.ngram_max)
     if isinstance(recipe.draft, ModelDraft):
@@ -248,6 +243,9 @@ def _sources(models: Models, files: dict[str, File]) -> dict[EngineName, str]:
     # A checkpoint is its config and its weights; those that were placed were just read as files of the bundle.
     found: dict[EngineName, str] = {}
     for model in models:
+        if found and model.source.folder == models[0].source.folder:  # a layer that comes with its target
+            found[model.role] = found[models[0].role]
+            continue
         placed = model.checkpoint is model.source
         digests = {
             file.name: files[f"{model.role}/{file.name}"].sha256 if placed else file_digest(file)

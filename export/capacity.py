@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import prod
 
 from tandemrt.engines.binding import Binding
-from tandemrt.engines.calls import capacity
 from tandemrt.engines.contract import BLOCK_SIZE, blocks_of
 from tandemrt.engines.dtypes import BYTES
 from tandemrt.engines.errors import BadRequest, quoted
@@ -53,12 +52,13 @@ def fitting(manifest: Manifest, memory: int) -> Capacity:
     )
     left = max(0, int(memory * SHARE) - manifest.weights - rounds)
     tokens = left // per_token
-    row = capacity(limits.length, limits.window)
-    return Capacity(memory, manifest.weights, rounds, per_token, tokens, tokens // (blocks_of(row) * BLOCK_SIZE))
+    row = blocks_of(limits.capacity) * BLOCK_SIZE
+    return Capacity(memory, manifest.weights, rounds, per_token, tokens, tokens // row)
 
 
 def _caches(manifest: Manifest) -> list[Binding]:
-    contracts = [engine.contract for engine in manifest.engines.values()]
+    # What writes a draft's context writes the draft's cache.
+    contracts = [engine.contract for name, engine in manifest.engines.items() if name != "context"]
     return [each for contract in contracts for each in contract.inputs if each.name.startswith("past_")]
 
 

@@ -3,9 +3,9 @@
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.calls import largest_prompts, most_query, slack
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.drafts import DRAFTS
+from tandemrt.engines.errors import BackendUnavailable, BadRequest
 from tandemrt.engines.implied import require_implied
-from tandemrt.engines.manifest import Limits
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends import open_engines
@@ -13,11 +13,13 @@ from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.caches.kv_cache import BlockTable, Room, make_cache, make_room
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
+from tandemrt.runtime.drafters.block import BlockDrafter
 from tandemrt.runtime.drafters.head import HeadDrafter
 from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.drafters.ngram import NgramDrafter
 from tandemrt.runtime.drafters.none import NoDrafter
 from tandemrt.runtime.drafters.parallel import ParallelDrafter
+from tandemrt.runtime.drafters.parallel_head import ParallelHeadDrafter
 from tandemrt.runtime.memory import require_memory
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -34,6 +36,11 @@ from tandemrt.runtime.round.windows import Windows
 def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
     """Open ``bundle`` and allocate all that its rounds need. The options must fit its limits."""
     limits = bundle.limits
+    if options.draft_masks and not DRAFTS[bundle.draft.kind].engines:
+        raise BadRequest(
+            f"draft_masks: needs a draft with a model of its own, received True for draft.kind {bundle.draft.kind!r}, "
+            "which draws nothing; leave it out"
+        )
     where = _device(bundle, options.device)
     overlap = where.type == "cuda" if options.overlap is None else options.overlap
     windows = Windows(
@@ -41,6 +48,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
         limits.window,
         forced=not overlap if options.forced_drafts is None else options.forced_drafts,
         drafts=bundle.draft.kind != "none",
+        masked=options.draft_masks,
         adaptive=options.adaptive_window,
     )
     require_implied(bundle.manifest)
@@ -66,7 +74,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
         metrics = Metrics(accepted=[0] * windows.largest)
         graphs = Graphs(where, metrics, enabled=options.cuda_graphs)
         kv = make_cache(engines["target"].contract, limits.batch, room, where)
-        runs = _runs(limits, room)
+        runs = _runs(bundle, room)
         return Loop(
             Tandem(engines, buffers, state, kv, graphs, runs),
             _drafter(bundle, engines, buffers, state, room, graphs, runs),
@@ -76,6 +84,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> Loop:
             metrics,
             Timeline(where, metrics, enabled=options.profile),
             windows=windows,
+            slack=written,
             slots=limits.batch,
             prefill_chunk=limits.prefill_chunk,
             prefill_chunk_beside=limits.prefill_chunk if options.prefill_chunk is None else options.prefill_chunk,
@@ -127,14 +136,22 @@ def _drafter(
         return NgramDrafter(buffers, window=window, shortest=draft.ngram_min, longest=draft.ngram_max)
     kv = make_cache(engines["draft"].contract, limits.batch, room, engines["draft"].device)
     sizes = {"slots": limits.batch, "window": window}
-    if draft.kind != "eagle3":
-        sizes["reach"] = bundle.manifest.specs["draft"]["max_length"]
+    if draft.kind == "dflash":
+        assert draft.mask_token is not None
+        assert draft.block is not None
+        sizes |= {"mask_token": draft.mask_token, "block": draft.block}
+        return BlockDrafter(engines, buffers, state, kv, graphs, runs, **sizes)
+    if draft.kind in ("eagle3", "mtp", "peagle"):
+        own = (engines, buffers, state, kv, graphs, _runs(bundle, room))
+        sizes |= {"chunk": limits.prefill_chunk, "query": most_query(draft.kind, window)}
+        if draft.mask_token is not None:
+            return ParallelHeadDrafter(*own, mask_token=draft.mask_token, **sizes)
+        return HeadDrafter(*own, **sizes)
+    sizes["reach"] = bundle.manifest.specs["draft"]["max_length"]
     if draft.kind == "pard":
         assert draft.mask_token is not None
-        return ParallelDrafter(engines, buffers, state, kv, graphs, mask_token=draft.mask_token, **sizes)
+        return ParallelDrafter(engines, buffers, state, kv, graphs, runs, mask_token=draft.mask_token, **sizes)
     sizes["chunk"] = limits.prefill_chunk
-    if draft.kind == "eagle3":
-        return HeadDrafter(engines, buffers, state, kv, graphs, _runs(limits, room), **sizes)
     return ModelDrafter(
         engines,
         buffers,
@@ -142,7 +159,7 @@ def _drafter(
         kv,
         graphs,
         runs,
-        _runs(limits, room),
+        _runs(bundle, room),
         **sizes,
     )
 
@@ -152,10 +169,11 @@ def _features(target: Contract) -> int:
     return next((int(b.shape[-1]) for b in target.outputs if b.name == "features"), 0)
 
 
-def _runs(limits: Limits, room: Room) -> PromptRuns | None:
+def _runs(bundle: Bundle, room: Room) -> PromptRuns | None:
     """Memory for the prompts of packed calls, which engines over paged caches take."""
     if not isinstance(room, BlockTable):
         return None
+    limits = bundle.limits
     largest = largest_prompts(limits.batch, limits.prefill_chunk)
-    windows = limits.batch * most_query(limits.window)
+    windows = limits.batch * most_query(bundle.draft.kind, limits.window)
     return PromptRuns(windows=windows, largest=largest, table=room.device)

@@ -33,7 +33,8 @@ def require_memory(bundle: Bundle, options: RuntimeOptions, device: torch.device
 def _needed(bundle: Bundle, options: RuntimeOptions) -> int:
     limits = bundle.limits
     window = limits.window if options.largest_window is None else options.largest_window
-    contracts = [engine.contract for engine in bundle.manifest.engines.values()]
+    # What writes a draft's context writes the draft's cache.
+    contracts = [engine.contract for name, engine in bundle.manifest.engines.items() if name != "context"]
     held = [each for contract in contracts for each in contract.inputs if each.name.startswith("past_")]
     held.append(bundle.manifest.engines["target"].contract["logits"])
     sizes = {"batch": limits.batch, "rows": window + 1, "blocks": blocks_in_all(limits, options.cache_tokens)}

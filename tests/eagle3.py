@@ -1,7 +1,6 @@
-"""EAGLE-3 heads with random weights, and what such a head computes, in plain torch from its definition.
+"""EAGLE-3 and P-EAGLE heads with random weights, and what such a head computes, in plain torch from its definition.
 
-Li et al., "EAGLE-3" (arXiv 2503.01840), and the options of the package ``speculators``. The definition shares no code
-with the exporter.
+Li et al., "EAGLE-3" (arXiv 2503.01840), "P-EAGLE" (arXiv 2602.01469), and the options of the package ``speculators``.
 """
 
 import json
@@ -11,9 +10,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch.nn import functional
 
-Weights = dict[str, torch.Tensor]
+from tests.heads import Draw, Layers, Weights
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,7 @@ class Head:
     own_embedding: bool = True
     flat: bool = False  # the names of SafeAILab and SpecForge
     max_length: int = 256
+    mask_token: int | None = None  # of P-EAGLE
 
     def config(self) -> dict[str, Any]:
         """config.json."""
@@ -59,9 +58,11 @@ class Head:
         if self.flat:
             ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.features)}}
             return {"architectures": ["LlamaForCausalLMEagle3"], **layer, "draft_vocab_size": self.draft_vocab, **ids}
+        masked = {} if self.mask_token is None else {"mask_token_id": self.mask_token}
         return {
-            "architectures": ["Eagle3DraftModel"],
-            "speculators_model_type": "eagle3",
+            "architectures": ["PEagleDraftModel" if masked else "Eagle3DraftModel"],
+            "speculators_model_type": "peagle" if masked else "eagle3",
+            **masked,
             "draft_vocab_size": self.draft_vocab,
             "eagle_aux_hidden_state_layer_ids": list(self.features),
             "fc_norm": self.fc_norm,
@@ -72,43 +73,25 @@ class Head:
         }
 
     def weights(self, seed: int = 0) -> Weights:
-        """Random weights. Norms are random too: at 1 they hide mistakes."""
-        draw = torch.Generator().manual_seed(seed)
-
-        def matrix(width: int, inner: int) -> torch.Tensor:
-            return torch.randn(width, inner, generator=draw) / inner**0.5
-
-        def norm(width: int) -> torch.Tensor:
-            return 1 + 0.3 * torch.randn(width, generator=draw)
-
-        hidden, aux = self.hidden, len(self.features)
-        found = {"fc.weight": matrix(hidden, aux * hidden), "norm.weight": norm(hidden)}
-        found["lm_head.weight"] = 3 * matrix(self.draft_vocab, hidden)
+        """Random weights."""
+        draw, hidden, aux = Draw(seed), self.hidden, len(self.features)
+        found = {"fc.weight": draw.matrix(hidden, aux * hidden), "norm.weight": draw.norm(hidden)}
+        found["lm_head.weight"] = 3 * draw.matrix(self.draft_vocab, hidden)
         if self.own_embedding:
-            found["embed_tokens.weight"] = matrix(self.vocab, hidden) * hidden**0.5
+            found["embed_tokens.weight"] = draw.matrix(self.vocab, hidden) * hidden**0.5
         if self.norm_before_fc:
-            found["input_norm.weight"] = norm(aux * hidden)
+            found["input_norm.weight"] = draw.norm(aux * hidden)
         if self.fc_norm:
-            found |= {f"fc_norm.{at}.weight": norm(hidden) for at in range(aux)}
+            found |= {f"fc_norm.{at}.weight": draw.norm(hidden) for at in range(aux)}
+        if self.mask_token is not None:
+            found["mask_hidden"] = draw.matrix(1, aux * hidden)[None] * (aux * hidden) ** 0.5
+        sizes = {"hidden": hidden, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         for layer in range(self.layers):
             name = "midlayer" if self.flat and layer == 0 else f"layers.{layer}"
-            inner = 2 * hidden if layer == 0 else hidden
-            for kind, count in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
-                found[f"{name}.self_attn.{kind}_proj.weight"] = matrix(count * self.head_dim, inner)
-            found[f"{name}.self_attn.o_proj.weight"] = matrix(hidden, self.heads * self.head_dim)
-            found[f"{name}.mlp.gate_proj.weight"] = matrix(2 * hidden, hidden)
-            found[f"{name}.mlp.up_proj.weight"] = matrix(2 * hidden, hidden)
-            found[f"{name}.mlp.down_proj.weight"] = matrix(hidden, 2 * hidden)
-            norms = ["input_layernorm", "post_attention_layernorm", *(["hidden_norm"] if layer == 0 else [])]
-            found |= {f"{name}.{each}.weight": norm(hidden) for each in norms}
-            if self.family == "qwen3":
-                found |= {f"{name}.self_attn.{kind}_norm.weight": norm(self.head_dim) for kind in "qk"}
-        if self.draft_vocab < self.vocab:
-            ids = torch.randperm(self.vocab, generator=draw)[: self.draft_vocab].sort().values
-            known = torch.zeros(self.vocab, dtype=torch.bool)
-            known[ids] = True
-            found |= {"d2t": ids - torch.arange(self.draft_vocab), "t2d": known}
-        return found
+            found |= draw.layer(name, **sizes, family=self.family, inner=None if layer else 2 * hidden)
+            if layer == 0:
+                found[f"{name}.hidden_norm.weight"] = draw.norm(hidden)
+        return found | draw.vocabulary(self.vocab, self.draft_vocab)
 
     def save(self, folder: Path, weights: Weights | None = None, **changes: object) -> Path:
         """Write the checkpoint; ``changes`` replace fields of its config. Returns the folder."""
@@ -118,72 +101,37 @@ class Head:
         return folder
 
 
-class Definition:
+class Definition(Layers):
     """A head in float32 with a cache of its own, for one text."""
 
     def __init__(self, head: Head, weights: Weights, embedding: torch.Tensor | None = None) -> None:
+        super().__init__(weights, head.head_dim)
         self.head = head
-        self.weights = weights
         self.embedding = weights["embed_tokens.weight"] if embedding is None else embedding
-        self.cache: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """[tokens, features] to [tokens, hidden]."""
         if self.head.norm_before_fc:
-            features = self._norm(features, "input_norm")
+            features = self.norm(features, "input_norm")
         if self.head.fc_norm:
             parts = features.split(self.head.hidden, -1)
-            features = torch.cat([self._norm(part, f"fc_norm.{at}") for at, part in enumerate(parts)], -1)
+            features = torch.cat([self.norm(part, f"fc_norm.{at}") for at, part in enumerate(parts)], -1)
         return features @ self.weights["fc.weight"].T
 
-    def keep(self, rows: int) -> None:
-        """Drop what the cache holds behind its first ``rows`` pairs."""
-        self.cache = [(key[:, :rows], value[:, :rows]) for key, value in self.cache]
+    def masks(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What P-EAGLE feeds in the place of ``count`` tokens to come, and with which states."""
+        assert self.head.mask_token is not None
+        state = self.fuse(self.weights["mask_hidden"].reshape(1, -1))
+        return torch.full((count,), self.head.mask_token), state.expand(count, -1)
 
     def __call__(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed pairs behind those in the cache: logits [tokens, draft vocabulary] and the states to feed back."""
-        head, first = self.head, "midlayer" if self.head.flat else "layers.0"
-        begin = self.cache[0][0].shape[1] if self.cache else 0
-        normed = self._norm(states, f"{first}.hidden_norm")
-        x = torch.cat([self._norm(self.embedding[tokens], f"{first}.input_layernorm"), normed], -1)
+        head, first, begin = self.head, "midlayer" if self.head.flat else "layers.0", self.held
+        normed = self.norm(states, f"{first}.hidden_norm")
+        x = torch.cat([self.norm(self.embedding[tokens], f"{first}.input_layernorm"), normed], -1)
         stream = normed if head.norm_before_residual else states
         for layer in range(head.layers):
             name = first if layer == 0 else f"layers.{layer}"
-            if layer:
-                x = self._norm(stream, f"{name}.input_layernorm")
-            stream = stream + self._attention(layer, name, x, begin)
-            x = self._norm(stream, f"{name}.post_attention_layernorm")
-            gate, up, down = (self.weights[f"{name}.mlp.{kind}_proj.weight"] for kind in ("gate", "up", "down"))
-            stream = stream + (functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
-        last = self._norm(stream, "norm")
+            stream = self.block(name, stream, self.norm(stream, f"{name}.input_layernorm") if layer else x, begin)
+        last = self.norm(stream, "norm")
         return last @ self.weights["lm_head.weight"].T, last if head.norm_output else stream
-
-    def _attention(self, layer: int, name: str, x: torch.Tensor, begin: int) -> torch.Tensor:
-        count, dim = len(x), self.head.head_dim
-        query, key, value = (
-            (x @ self.weights[f"{name}.self_attn.{kind}_proj.weight"].T).view(count, -1, dim).transpose(0, 1)
-            for kind in "qkv"
-        )
-        if self.head.family == "qwen3":
-            query, key = self._norm(query, f"{name}.self_attn.q_norm"), self._norm(key, f"{name}.self_attn.k_norm")
-        angles = (begin + torch.arange(count))[:, None] / 10000.0 ** (torch.arange(0, dim, 2) / dim)
-        cosine, sine = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-
-        def rotated(y: torch.Tensor) -> torch.Tensor:
-            return y * cosine + torch.cat([-y[..., dim // 2 :], y[..., : dim // 2]], -1) * sine
-
-        query, key = rotated(query), rotated(key)
-        if layer < len(self.cache):
-            key, value = (torch.cat(pair, 1) for pair in zip(self.cache[layer], (key, value), strict=True))
-            self.cache[layer] = (key, value)
-        else:
-            self.cache.append((key, value))
-        group = self.head.heads // self.head.kv_heads
-        scores = query @ key.repeat_interleave(group, 0).transpose(1, 2) / dim**0.5
-        later = torch.arange(key.shape[1])[None] > begin + torch.arange(count)[:, None]
-        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
-        mixed = (weights @ value.repeat_interleave(group, 0)).transpose(0, 1).reshape(count, -1)
-        return mixed @ self.weights[f"{name}.self_attn.o_proj.weight"].T
-
-    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.weights[f"{name}.weight"]

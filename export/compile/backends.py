@@ -15,11 +15,12 @@ from tandemrt.export.compile.tensorrt.engine import build_engine
 from tandemrt.export.compile.tensorrt.listeners import Progress
 from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, head_profiles
 from tandemrt.export.model.builder import save_model
-from tandemrt.export.model.graphs import Graph
+from tandemrt.export.model.graph import Graph
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.products import fuse_transposed_products
 
 DECODERS = ("target", "draft")
+IN_STEPS = (*DECODERS, "context")  # over a paged cache
 VERIFIERS = ("verify", "verify_probs")  # what TensorRT builds with our plugins; TensorRT-RTX has none
 
 
@@ -48,7 +49,7 @@ DEFAULTS = CompileOptions()
 
 def is_cut(graph: Graph, recipe: Recipe) -> bool:
     """Whether the graph becomes a decoder in steps: its pieces are saved, and not the whole."""
-    return graph.name in DECODERS and recipe.cache == "paged"
+    return graph.name in IN_STEPS and recipe.cache == "paged"
 
 
 def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions = DEFAULTS) -> Engine:
@@ -78,7 +79,8 @@ def _in_steps(graph: Graph, backend: str, folder: Path) -> Engine:
     """Save the pieces of a graph instead of the whole."""
     model = graph.make()
     fuse_transposed_products(model)
-    pieces, decoder = cut(model, str(PurePosixPath(graph.file).parent))
+    beside = str(PurePosixPath(graph.file).parent)
+    pieces, decoder = cut(model, beside, "context." if graph.name == "context" else "")
     for file, piece in pieces.items():
         save_model(piece, folder / file)
     for each in decoder.pieces:

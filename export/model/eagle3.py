@@ -4,40 +4,28 @@ A token is fed with the state of the token before it: the target's, fused, or th
 ``fuse`` makes is a graph of its own, because a state that the head made itself is never fused.
 """
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, target_logits
 from tandemrt.export.model.layers import block
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
 from tandemrt.export.model.norm import rms_norm
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.eagle3 import Eagle3Spec, target_ids
-
-EMBEDDING = "embed_tokens.weight"
+from tandemrt.export.read.eagle3 import Eagle3Spec
 
 
 def build_fuse(spec: Eagle3Spec, checkpoint: Checkpoint, *, dtype: str) -> ir.Model:
     """Build the graph of ``contract.fuse``. Raises BadCheckpoint for a tensor that is missing or of another shape."""
-    layer, hidden = spec.layer, spec.layer.hidden
-    names = contract.fuse(features=spec.feature_width, hidden=hidden, dtype=dtype)
+    names = contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=dtype)
     b = GraphBuilder("fuse")
     w = Weights(checkpoint, b, dtype)
-    features = b.input(names["features"])
-    if spec.norm_features:
-        features = rms_norm(b, features, w, "input_norm", layer)
-    if spec.norm_each_feature:
-        count = len(spec.features)
-        parts = b.ops("Split", features, b.constant([spec.target_hidden] * count), outputs=count, axis=1)
-        normed = [rms_norm(b, part, w, f"fc_norm.{at}", layer) for at, part in enumerate(parts)]
-        features = b.op("Concat", *normed, axis=1)
-    b.output(names["states"], Linear.stored("fc", hidden)(b, features, w))
+    b.output(names["states"], _fused(b, b.input(names["features"]), w, spec))
     return b.model()
 
 
@@ -64,6 +52,11 @@ def build_eagle3(
         embedded = b.cast(b.op("Gather", table, given["token_ids"]), dtype)
     made: dict[str, ir.Value] = {}
     stream = given["states"]
+    if spec.mask_token is not None:
+        with b.scope("masks"):
+            mask = _fused(b, b.op("Squeeze", w("mask_hidden", (1, 1, spec.feature_width)), b.constant([0])), w, spec)
+            masked = b.op("Equal", given["token_ids"], b.constant(spec.mask_token))
+            stream = b.op("Where", b.op("Unsqueeze", masked, b.constant([-1])), mask, stream)
     for at in range(layer.layers):
         name = prefix if at == 0 else f"layers.{at}"
         with b.scope(f"layers.{at}/attention"):
@@ -80,13 +73,12 @@ def build_eagle3(
         if not how.pick_early:
             stream = how.pick(b, stream, given["score_rows"])
         normed = rms_norm(b, stream, w, "norm", layer)
-        made["next_states"] = normed if spec.norm_fed_back else stream
-        logits = Linear.stored("lm_head", spec.draft_vocab)(b, normed, w)
-        ids = target_ids(checkpoint, spec)
-        made["logits"] = logits if ids is None else _spread(b, logits, ids, layer.vocab, dtype)
+        if spec.mask_token is None:
+            made["next_states"] = normed if spec.norm_fed_back else stream
+        made["logits"] = target_logits(b, normed, w, spec, checkpoint, dtype)
     for binding in names.outputs:
         b.output(binding, made[binding.name])
-    w.skip("d2t", "t2d", *_fusing(spec))
+    w.skip(*_fusing(spec))
     w.finish()
     model = b.model(how.functions(layer))
     for change in how.passes:
@@ -94,11 +86,16 @@ def build_eagle3(
     return model
 
 
-def _spread(b: GraphBuilder, logits: ir.Value, ids: npt.NDArray[np.int64], vocab: int, dtype: str) -> ir.Value:
-    """[batch, rows, draft vocabulary] to [batch, rows, vocab]: -inf for a token that the head does not know."""
-    place, barred = np.zeros(vocab, np.int64), np.full(vocab, float("-inf"))
-    place[ids], barred[ids] = np.arange(len(ids)), 0
-    return b.op("Add", b.op("Gather", logits, b.constant(place), axis=2), b.constant(barred, dtype))
+def _fused(b: GraphBuilder, features: ir.Value, w: Weights, spec: Eagle3Spec) -> ir.Value:
+    """[tokens, features] to [tokens, hidden]."""
+    if spec.norm_features:
+        features = rms_norm(b, features, w, "input_norm", spec.layer)
+    if spec.norm_each_feature:
+        count = len(spec.features)
+        parts = b.ops("Split", features, b.constant([spec.target_hidden] * count), outputs=count, axis=1)
+        normed = [rms_norm(b, part, w, f"fc_norm.{at}", spec.layer) for at, part in enumerate(parts)]
+        features = b.op("Concat", *normed, axis=1)
+    return Linear.stored("fc", spec.layer.hidden)(b, features, w)
 
 
 def _fusing(spec: Eagle3Spec) -> list[str]:

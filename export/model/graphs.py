@@ -15,16 +15,16 @@ from tandemrt.engines.dtypes import QUANTIZED
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.gpus import FLOAT8_FROM
 from tandemrt.engines.manifest import EngineName
-from tandemrt.engines.recipe import Eagle3Draft, ModelDraft, PardDraft, Recipe, Target
+from tandemrt.engines.recipe import HeadDraft, ModelDraft, PardDraft, Recipe, Target
 from tandemrt.engines.tensorrt.recipe import TensorRtRtx
 from tandemrt.export.model.decoder import build_decoder
-from tandemrt.export.model.eagle3 import EMBEDDING, build_eagle3, build_fuse
+from tandemrt.export.model.draft_heads import DraftHead
+from tandemrt.export.model.graph import Graph
 from tandemrt.export.model.heads import build_adjust, build_propose, build_verify
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering, attention_of, fitting
 from tandemrt.export.model.scaled_product import unsupported as without_scaled_products
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Quantization
 from tandemrt.export.read.spec import ModelSpec
@@ -96,65 +96,6 @@ class Model:
         return result
 
 
-@dataclass(frozen=True)
-class DraftHead:
-    """The checkpoint of a head that drafts from the target's states; otherwise as Model."""
-
-    role: EngineName
-    source: Checkpoint
-    checkpoint: Checkpoint
-    spec: Eagle3Spec
-    dtype: str
-
-    @property
-    def compute(self) -> str:
-        """The dtype that the engine computes in."""
-        return self.dtype
-
-    @property
-    def packed(self) -> bool:
-        """See Model.packed."""
-        return False
-
-    @property
-    def quantization(self) -> Quantization | None:
-        """See Model.quantization."""
-        return read_quantization(self.source.config, self.source.folder)
-
-    @classmethod
-    def open(cls, section: Eagle3Draft, target: Model, *, length: int) -> "DraftHead":
-        """Read the head's checkpoint. Raises BadCheckpoint, or BadRecipe if ``length`` is too long for it."""
-        checkpoint = Checkpoint.open(section.checkpoint)
-        spec = Eagle3Spec.from_hf(checkpoint.config, target.spec, ignored=section.ignore_config_fields)
-        if EMBEDDING not in checkpoint.tensors and target.spec.scales.embedding != 1.0:
-            raise BadCheckpoint(
-                f"{checkpoint.folder}: a head without {EMBEDDING!r} takes the target's embedding, which this target "
-                f"multiplies by {target.spec.scales.embedding}; whether the head does is not known; choose one with an "
-                "embedding of its own"
-            )
-        most, what = spec.layer.max_length, "the length that the draft's config.json gives"
-        if spec.reach is not None and spec.reach < most:
-            most, what = spec.reach, "the head's sliding window, which tools count in different ways"
-        if length > most:
-            raise BadRecipe(f"limits.length must not exceed {what}, {most}; got {length}; lower limits.length")
-        return cls("draft", checkpoint, checkpoint, spec, target.compute)
-
-    def spec_json(self) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
-        return result
-
-
-@dataclass(frozen=True)
-class Graph:
-    """One graph to build: ``file`` is its path in the bundle, ``make`` builds it."""
-
-    name: EngineName
-    file: str
-    dtype: str
-    contract: Contract
-    make: Callable[[], ir.Model]
-
-
 Draft = Model | DraftHead
 Models = tuple[Model] | tuple[Model, Draft]  # the target, then what drafts, if anything does
 
@@ -166,10 +107,12 @@ def open_models(recipe: Recipe) -> Models:
     target = replace(target, by_channel=by_channel)
     _require_products(target, recipe)
     _require_support(target, recipe)
-    if isinstance(recipe.draft, Eagle3Draft):
-        head = DraftHead.open(recipe.draft, target, length=recipe.limits.length)
+    if isinstance(recipe.draft, HeadDraft):
+        length = recipe.limits.length
+        head = DraftHead.open(recipe.draft, target.source, target.spec, dtype=target.compute, length=length)
         _require_products(head, recipe)
         _require_support(head, recipe)
+        head.require_lowering(attention_of(recipe))
         return target, head
     if not isinstance(recipe.draft, ModelDraft | PardDraft):
         return (target,)
@@ -295,15 +238,7 @@ def _decoder(model: Model, recipe: Recipe, attention: Lowering, width: int, feat
 def _draft(draft: Draft, recipe: Recipe, attention: Lowering, width: int) -> list[Graph]:
     if isinstance(draft, Model):
         return [_decoder(draft, recipe, attention, width)]
-    spec, checkpoint, dtype = draft.spec, draft.checkpoint, draft.compute
-    sizes: dict[str, Any] = {"dtype": dtype, "capacity": recipe.capacity}
-    bindings = spec.contract(**sizes, cache=recipe.cache)
-    make = partial(build_eagle3, spec, checkpoint, **sizes, attention=fitting(attention, spec.layer))
-    fused = contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=dtype)
-    return [
-        Graph("draft", "draft/model.onnx", dtype, bindings, make),
-        Graph("fuse", "draft/fuse.onnx", dtype, fused, partial(build_fuse, spec, checkpoint, dtype=dtype)),
-    ]
+    return draft.graphs(recipe, attention)
 
 
 def _head(

@@ -7,6 +7,7 @@ over a paged cache [tokens, hidden size]: nothing here knows rows. Values that a
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -35,9 +36,12 @@ def stack(
     """All layers and the last norm: the stream to [batch, rows, hidden], and the caches afterwards.
 
     ``given`` are the inputs of the contract, what is returned with the result are its outputs present_*, and the
-    streams in front of the layers ``features``, one behind the other, if there are any.
+    streams in front of the layers ``features``, one behind the other, if there are any. The number of layers names what
+    stands behind the last norm.
     """
     rows = given["score_rows"]
+    if spec.layers in features:  # of every token, so that none may be left out before
+        how = replace(how, pick_early=False)
     with b.scope("place"):
         attend = how.attention(b, spec, given, capacity=capacity, dtype=w.dtype)
     made: dict[str, ir.Value] = {}
@@ -47,13 +51,17 @@ def stack(
         hidden.name = f"hidden.{layer}"
         streams.append(hidden)
         with b.scope(f"layers.{layer}/attention"):
-            normed = _normed(b, hidden, w, spec, name, spec.norms.before_attention)
+            normed = normed_by(b, hidden, w, spec, name, spec.norms.before_attention)
         hidden, present = block(b, hidden, normed, w, spec, given, how, attend, layer, name)
         made |= present
     with b.scope("head"):
-        if not how.pick_early:  # only rows that somebody reads cost a norm and a product
-            hidden = how.pick(b, hidden, rows)
-        normed = rms_norm(b, hidden, w, "model.norm", spec)
+        if spec.layers in features:
+            streams.append(rms_norm(b, hidden, w, "model.norm", spec))
+            normed = how.pick(b, streams[-1], rows)
+        else:
+            if not how.pick_early:  # only rows that somebody reads cost a norm and a product
+                hidden = how.pick(b, hidden, rows)
+            normed = rms_norm(b, hidden, w, "model.norm", spec)
     if features:  # behind all norms: a stream that is read in front of its norm is not fused with it
         with b.scope("features"):
             wanted = [streams[layer] for layer in features]
@@ -80,25 +88,25 @@ def block(
     """
     with b.scope(f"layers.{layer}/attention"):
         past = Cache(given[f"past_key.{layer}"], given[f"past_value.{layer}"])
-        mixed, present = attend(b, normed, w, _heads(spec, layer, f"{name}.self_attn"), past)
+        mixed, present = attend(b, normed, w, heads_of(spec, layer, f"{name}.self_attn"), past)
         if how.pick_early and layer == spec.layers - 1:  # what nobody reads costs nothing from here on
             stream, mixed = (how.pick(b, value, given["score_rows"]) for value in (stream, mixed))
         out = Linear.stored(f"{name}.self_attn.o_proj", spec.hidden, bias=spec.out_bias)
-        given_back = _normed(b, out(b, mixed, w), w, spec, name, spec.norms.after_attention)
+        given_back = normed_by(b, out(b, mixed, w), w, spec, name, spec.norms.after_attention)
         stream = _added(b, stream, given_back, spec, w.dtype)
     with b.scope(f"layers.{layer}/mlp"):
         stream.name = f"residual.{layer}"
-        normed = _normed(b, stream, w, spec, name, spec.norms.before_mlp)
+        normed = normed_by(b, stream, w, spec, name, spec.norms.before_mlp)
         experts = spec.experts_of(layer)
         if experts is None:
             given_back = _mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation)
         else:
             given_back = mixture(b, normed, w, spec, experts, f"{name}.mlp")
-        stream = _added(b, stream, _normed(b, given_back, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
+        stream = _added(b, stream, normed_by(b, given_back, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
     return stream, {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
 
 
-def _normed(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, layer: str, name: str | None) -> ir.Value:
+def normed_by(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, layer: str, name: str | None) -> ir.Value:
     """``x`` through the norm that the layer has at this place, if it has one."""
     return x if name is None else rms_norm(b, x, w, f"{layer}.{name}", spec)
 
@@ -112,7 +120,8 @@ def times(b: GraphBuilder, x: ir.Value, factor: float, dtype: str) -> ir.Value:
     return x if factor == 1.0 else b.op("Mul", x, b.constant(factor, dtype))
 
 
-def _heads(spec: ModelSpec, layer: int, name: str) -> Heads:
+def heads_of(spec: ModelSpec, layer: int, name: str) -> Heads:
+    """What the attention of a layer is made of, by the weights called ``name``."""
     counts = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads}
     query, key, value = (
         Linear.stored(f"{name}.{kind}_proj", count * spec.head_dim, bias=spec.qkv_bias)

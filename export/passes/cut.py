@@ -15,8 +15,10 @@ from tandemrt.plugins.operators import DOMAIN
 CONSTANTS, PIECE = "constants.onnx", "piece.{:02}.onnx"
 
 
-def cut(model: ir.Model, folder: str = "") -> tuple[dict[str, ir.Model], Decoder]:
+def cut(model: ir.Model, folder: str = "", prefix: str = "") -> tuple[dict[str, ir.Model], Decoder]:
     """Return the pieces by file, in ``folder`` (of the bundle), and the decoder that they make.
+
+    ``prefix`` begins the names of their files.
 
     Requires a graph whose nodes stand in order, without subgraphs, and whose values between pieces have a dtype and a
     shape in integers and the symbols of its inputs. ``model`` stays as it is, and no weight is read or copied: pieces
@@ -26,7 +28,7 @@ def cut(model: ir.Model, folder: str = "") -> tuple[dict[str, ir.Model], Decoder
     cutter = _Cutter(model.graph)
     if not cutter.operators:
         raise InternalError(f"graph {model.graph.name} must have nodes of the domain {DOMAIN} to be cut at")
-    return cutter.cut(PurePosixPath(folder), model)
+    return cutter.cut(PurePosixPath(folder), prefix, model)
 
 
 class _Cutter:
@@ -38,17 +40,17 @@ class _Cutter:
         self._fixed = _independent(graph)
         self._stage = self._stages()
 
-    def cut(self, folder: PurePosixPath, model: ir.Model) -> tuple[dict[str, ir.Model], Decoder]:
+    def cut(self, folder: PurePosixPath, prefix: str, model: ir.Model) -> tuple[dict[str, ir.Model], Decoder]:
         read = _unique(value for node in self.operators for value in node.inputs if value in self._fixed)
         files: dict[str, ir.Model] = {}
         values, steps, constants = list(read), list[decoder.Step](), None
         if read:
-            constants = decoder.Piece(file=str(folder / CONSTANTS), inputs=(), outputs=_names(read))
+            constants = decoder.Piece(file=str(folder / f"{prefix}{CONSTANTS}"), inputs=(), outputs=_names(read))
             files[constants.file] = self._model("constants", model, [], read)
         for stage in range(len(self.operators) + 1):
             inputs, outputs = self._passed(stage)
             if outputs:
-                file = str(folder / PIECE.format(len(files) - bool(read)))
+                file = str(folder / f"{prefix}{PIECE.format(len(files) - bool(read))}")
                 steps.append(decoder.Piece(file=file, inputs=_names(inputs), outputs=_names(outputs)))
                 files[file] = self._model(PurePosixPath(file).stem, model, inputs, outputs)
                 values += outputs

@@ -75,6 +75,7 @@ _ROWS = (
         windows=one_window,
     ),
     Family("qwen2", ("Qwen2ForCausalLM",), biases=of.qkv_biases, windows=switched_window),
+    Family("mimo", ("MiMoForCausalLM",), biases=of.qkv_biases, windows=switched_window),
     Family(
         "qwen3",
         ("Qwen3ForCausalLM",),

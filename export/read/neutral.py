@@ -18,6 +18,7 @@ IRRELEVANT = {
     "memory use of another implementation": ("chunk_size_feed_forward", "_attn_implementation_autoset"),
     "of a runtime in a browser": ("transformers.js_config",),
     "only read to derive layer_types": ("max_window_layers", "_sliding_window_pattern"),
+    "layers that predict tokens further on, which a target leaves out": ("num_nextn_predict_layers",),
     "the mask token of a draft that proposes in parallel": ("pard_token",),
     # transformers wrote these into every config.json before generation_config.json took them.
     "how transformers generates": (

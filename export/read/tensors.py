@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+from tandemrt.export.read.mtp import predicts_further
 from tandemrt.export.read.spec import ModelSpec, sees_images
 
 # The text part of a model that also sees images, as the first files named it and as transformers names it now.
@@ -19,13 +20,16 @@ _IMAGES = re.compile(r"(?:model\.)?(?:vision_tower|vision_model|multi_modal_proj
 def named(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     """``checkpoint`` with every tensor by the name that the graph asks for; of a model with images, the text part.
 
+    Layers that predict tokens further on are a draft's (export/read/mtp.py).
+
     Nothing is read or copied: a part of a tensor is a place in the same file. Raises BadCheckpoint for a fused tensor
     that has another number of rows than its parts, and for one that does not hold every expert.
     """
     tensors: dict[str, StoredTensor] = {}
     images = sees_images(checkpoint.config)
+    further = predicts_further(checkpoint.config, spec.layers)
     for name, tensor in checkpoint.tensors.items():
-        if images and _IMAGES.match(name):
+        if name.startswith(further) or (images and _IMAGES.match(name)):
             continue
         tensors |= _parts(_expert(_TEXT.sub("", name, count=1) if images else name), tensor, spec)
     return replace(checkpoint, tensors=tensors)

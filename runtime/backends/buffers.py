@@ -34,7 +34,11 @@ def plan_buffers(decoder: Decoder, contract: Contract, largest: Sequence[Mapping
     home = _homes(decoder)
     constants = decoder.constants.outputs if decoder.constants else ()
     elsewhere = {*constants, *(binding.name for binding in (*contract.inputs, *contract.outputs))}
-    needed = {value.name: bytes_of(value.dtype, [_shape(value, call) for call in largest]) for value in decoder.values}
+    needed = {
+        value.name: bytes_of(value.dtype, [_shape(value, call) for call in largest])
+        for value in decoder.values
+        if value.name not in home
+    }
     last = {home.get(name, name): index for index, step in enumerate(decoder.steps) for name in step.inputs if name}
     sizes: list[int] = []
     place: dict[str, int] = {}

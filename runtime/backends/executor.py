@@ -76,7 +76,7 @@ class Executor:
         constants = {key: tensor.to(device) for key, tensor in constants.items()}
         limits = bundle.limits
         context = Context(device, bundle.kernels_dir, threads, {"query": limits.prefill_chunk})
-        largest = largest_calls(limits.batch, limits.window, limits.prefill_chunk)
+        largest = largest_calls(bundle.draft.kind, limits.batch, limits.window, limits.prefill_chunk)
         return cls(decoder, contract, pieces, constants, context, largest)
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "Steps":  # noqa: ARG002

@@ -10,6 +10,7 @@ import torch
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import Contract
+from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.operators import HEADS
 from tandemrt.plugins.faces import launcher
@@ -33,8 +34,10 @@ class KernelEngine:
     def open(cls, bundle: Bundle, name: EngineName, device: torch.device) -> "KernelEngine":
         """Load the kernels of ``bundle`` for engine ``name``. Raises BackendUnavailable if none fits the device."""
         limits = bundle.limits
-        rows = limits.window + 1 if name.startswith("verify") else 1
-        context = Context(device, bundle.kernels_dir, sizes={"batch": limits.batch, "window+1": rows})
+        batch, rows = limits.batch, limits.window + 1 if name.startswith("verify") else 1
+        if rows == 1 and DRAFTS[bundle.draft.kind].masks:  # a whole window is drawn at once
+            batch *= max(1, limits.window)
+        context = Context(device, bundle.kernels_dir, sizes={"batch": batch, "window+1": rows})
         kind = AdvancingKernelEngine if name.startswith("verify") else KernelEngine
         return kind(HEADS[name], bundle.contract(name), context)
 

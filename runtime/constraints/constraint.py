@@ -132,6 +132,10 @@ class Constraint:
         return self._state.finish is not None
 
     @property
+    def has_grammar(self) -> bool:
+        return self._phases.grammar is not None
+
+    @property
     def reasoning_tokens(self) -> int:
         """Reasoning tokens of the current or last block, those in the prompt included."""
         return self._state.spent

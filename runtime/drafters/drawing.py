@@ -1,13 +1,14 @@
 """What drafters share that run a model on the device and draw its tokens there."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 
 from tandemrt.plugins.operators import Rule
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.drafters.base import Unmoved
+from tandemrt.runtime.drafters.masks import DraftMasks
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
 from tandemrt.runtime.round.round import Round
@@ -45,16 +46,29 @@ class DrawingDrafter(Unmoved):
         self._device, self._dtype = draft.device, getattr(torch, draft.contract["logits"].dtype)
         self._capturable = all(engines[name].capturable for name in ("draft", "propose", "propose_probs"))
         self._draft_probs = Buffer((slots, window, self._vocab), torch.float32, self._device)
+        self._slots = slots
+        self._masked = False  # whether the drafts of the round that is being drafted are masked
+
+    @cached_property
+    def _masks(self) -> DraftMasks:
+        """Made when somebody asks for them: they are as wide as the vocabulary."""
+        return DraftMasks(self._slots, self._vocab, self._device)
 
     def _proposal(self, this: Round) -> tuple[Buffer | None, list[torch.Tensor]]:
         """The probabilities that ``this`` round keeps, if a rule reads them, and all tensors that drafting writes."""
+        self._masked = this.masked
+        if this.masked:
+            self._masks.begin(this.rows)
         outputs = [self._buffers.draft_tokens.view(this.batch, this.window)]
         if Rule.REJECTION not in this.rules:
             return None, outputs
         return self._draft_probs, [*outputs, self._draft_probs.view(this.batch, this.window, self._vocab)]
 
     def _run(self, key: tuple[object, ...], work: Callable[[], None], outputs: list[torch.Tensor]) -> None:
-        """Run ``work``, captured if all engines of a draft can be."""
+        """Run ``work``, captured if all engines of a draft can be. Masked drafts wait for the host on the way."""
+        if self._masked:
+            self._graphs.run_eagerly(work, "masks")
+            return
         self._graphs.run(key, work, outputs=outputs, capturable=self._capturable)
 
     def _bind_law(self, tensors: dict[str, torch.Tensor], probs: torch.Tensor | None, *, filters: bool) -> Call:
@@ -93,11 +107,16 @@ class StepwiseDrafter(DrawingDrafter):
         """Let ``run`` make the logits of each step, and draw from them."""
         for step in range(window):
             run(step)
+            if self._masked:
+                self._masks.apply(self._logits.view(batch, self._vocab))
             self._draw_call(batch, step, keep_probs, filters).run()
+            if self._masked:
+                self._masks.follow(self._tokens[step, :batch].tolist())
             if keep_probs:
                 self._draft_probs.view(batch, window, self._vocab)[:, step].copy_(
                     self._step_probs.view(batch, self._vocab)
                 )
+        self._masked = False
         self._buffers.draft_tokens.view(batch, window).copy_(self._tokens[:window, :batch].T)
 
     def _bind_draw(self, batch: int, step: int, keep_probs: bool, filters: bool) -> Call:

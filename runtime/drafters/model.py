@@ -122,7 +122,8 @@ class ModelDrafter(StepwiseDrafter):
             self._chain(batch, window, first, keep_probs=keep_probs, filters=filters)
 
         tokens = 2 * batch + sizes.prompt_tokens
-        self._graphs.run_with_prompts((*key, sizes), work, first, tokens=tokens, capturable=self._capturable)
+        capturable = self._capturable and not self._masked
+        self._graphs.run_with_prompts((*key, sizes), work, first, tokens=tokens, capturable=capturable)
         return draft_probs
 
     def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:  # noqa: ARG002

@@ -30,7 +30,8 @@ class Slots:
     """``count`` slots. Iterating gives the requests in them, in the order in which they joined.
 
     ``room`` is asked first whether a request can join, and with the ``listeners``, in this order, hears who joins and
-    leaves. ``window``: the most tokens that a round drafts, which it may write behind the end of a text.
+    leaves. ``window``: the most tokens that a round drafts; ``slack``: how many it may write behind the newest one
+    (calls.slack), None: no more than these.
 
     A request holds memory for what it has and for what its next rounds may write, and ``grow``s with its text. Those
     in slots and those that were preempted stand in one order, that in which they came; only the youngest gives its
@@ -39,11 +40,14 @@ class Slots:
     Only the loop's thread may let requests join and leave; any thread may look who is there.
     """
 
-    def __init__(self, count: int, room: Room, listeners: Sequence[SlotListener], *, window: int) -> None:
+    def __init__(
+        self, count: int, room: Room, listeners: Sequence[SlotListener], *, window: int, slack: int | None = None
+    ) -> None:
         self.count = count
         self._room = room
         self._listeners = tuple(listeners)
         self._window = window
+        self._slack = window if slack is None else slack
         self._running: dict[int, Running] = {}  # in the order in which they joined
 
     def join(self, waiting: Waiting) -> Running | None:
@@ -106,7 +110,7 @@ class Slots:
 
         That is a round which is not committed, and the one behind it.
         """
-        return capacity(min(length + self._window + 1, request.length), self._window)
+        return capacity(min(length + self._window + 1, request.length), self._slack)
 
     def __len__(self) -> int:
         """Requests in slots."""

@@ -33,6 +33,7 @@ def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None
         _run(loop, this)
         for slot in range(this.batch):
             loop.tandem.state.leave(slot)
+            loop.drafter.leave(slot)
     buffers.bitmask.device.zero_()  # as the host's twin holds it
     buffers.draft_len.device.zero_()
     _run_prompts(loop)

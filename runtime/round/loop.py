@@ -28,7 +28,7 @@ from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
-from tandemrt.runtime.requests.slots import Slots
+from tandemrt.runtime.requests.slots import SlotListener, Slots
 from tandemrt.runtime.requests.waiting import Dropped
 from tandemrt.runtime.round.commit import Committer
 from tandemrt.runtime.round.fill import Filler
@@ -58,6 +58,7 @@ class Loop:
         *,
         slots: int,
         windows: Windows,
+        slack: int,
         prefill_chunk: int,
         prefill_chunk_beside: int,
         overlap: bool,
@@ -70,7 +71,8 @@ class Loop:
         self.metrics = metrics
         self.overlap = overlap
         self.prompts = Prompts(tandem, drafter, metrics, chunk=prefill_chunk, chunk_beside=prefill_chunk_beside)
-        self.slots = Slots(slots, room, [scheduler, tandem.state, self.prompts, drafter], window=windows.largest)
+        listeners: list[SlotListener] = [scheduler, tandem.state, self.prompts, drafter]
+        self.slots = Slots(slots, room, listeners, window=windows.largest, slack=slack)
         self._timeline = timeline
         self.windows = windows
         self._committer = Committer(tandem.buffers, self.slots, scheduler.checks, metrics)
@@ -88,7 +90,7 @@ class Loop:
         last, self._last = self._last, None
         if this.works:
             # The tokens that follow by force are known behind the commit, and the drafts of the round behind them too.
-            waits = this.forces or (last is not None and last.round.forces)
+            waits = this.waits or (last is not None and last.round.waits)
             timetable = self._overlapped if self.overlap and not waits else self._in_lockstep
             self._last = timetable(this, last, self.drafter.ahead and not waits)
             # In the long run a step takes as long as the device's round, with overlap too.

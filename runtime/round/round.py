@@ -23,6 +23,8 @@ class Round:
         filters: whether any request has what Engine.bind calls filters.
         rules: the verification rules of its requests. Rejection reads draft probabilities.
         prompts: what its calls of target and draft have of prompts, beside the windows; over a linear cache nothing.
+        masked: whether drafts are masked by the constraints of its requests, once the host has committed the round
+            before.
         forces: whether a constraint may leave a request no choice in it. What follows then is drafted without a model,
             once the host has committed the round before.
         forced: the tokens that follow in each row before anything is drafted, once they are known.
@@ -36,6 +38,7 @@ class Round:
     rules: frozenset[Rule]
     asked: int = 0
     prompts: Packed = NO_PROMPTS
+    masked: bool = False
     forces: bool = False
     forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
     covered: bool = False
@@ -75,6 +78,7 @@ class Round:
             filters=any(request.filters for request in asked),
             rules=rules,
             asked=min(drafted, wanted),
+            masked=windows.masked and any(running.constraint.has_grammar for running in rows.values()),
             forces=forces,
         )
 
@@ -82,6 +86,11 @@ class Round:
     def works(self) -> bool:
         """Whether there is anything to do for the target."""
         return bool(self.rows) or self.prompts != NO_PROMPTS
+
+    @property
+    def waits(self) -> bool:
+        """Whether its drafts wait for the commit of the round before."""
+        return self.forces or (self.masked and self.window > 0)
 
     @property
     def windows(self) -> int:

@@ -15,6 +15,7 @@ class Windows:
     rejection rule no law, though a table then makes a text depend on how many others run.
 
     ``forced``: whether tokens that a constraint forces are drafted. ``drafts``: whether anything else is.
+    ``masked``: whether drafts are masked by grammars.
     ``adaptive``: whether the window follows what is accepted (adaptive.py), up to what is said above.
 
     Raises BadRequest for a window outside 0..limit, or a table that says nothing about one request.
@@ -27,6 +28,7 @@ class Windows:
         *,
         forced: bool = True,
         drafts: bool = True,
+        masked: bool = False,
         adaptive: bool = False,
     ) -> None:
         table = dict(windows) if isinstance(windows, Mapping) else {1: limit if windows is None else windows}
@@ -35,6 +37,7 @@ class Windows:
         self._table = sorted(table.items(), reverse=True)
         self.largest = max(table.values())
         self.forced = forced
+        self.masked = masked
         self.costs = RoundCosts()
         self._drafts = drafts
         self._adaptive = adaptive

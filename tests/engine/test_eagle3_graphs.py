@@ -1,4 +1,4 @@
-"""The graphs of an EAGLE-3 head against its definition: several drafted tokens, and another round behind them.
+"""The graphs of EAGLE-3 and P-EAGLE heads against their definition: several drafted tokens, and another round behind.
 
 One step proves little: a wrong state fed back, a map of the vocabulary taken for ids or a lost cache show from the
 second on.
@@ -7,6 +7,7 @@ second on.
 from dataclasses import replace
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
 from tandemrt.export.model.lowerings import Lowering
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
 from tests.eagle3 import Definition, Head
@@ -51,18 +53,24 @@ HEADS = {
 class Exported:
     """The graphs of a head on onnxruntime, for one text."""
 
-    def __init__(self, folder: Path, attention: Lowering = "grouped") -> None:
-        checkpoint = Checkpoint.open(folder)
-        spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET))
+    def __init__(self, folder: Path, spec: Eagle3Spec | MtpSpec, fuse: ir.Model, head: ir.Model) -> None:
         self.hidden, self.vocab = spec.layer.hidden, spec.vocab
-        save_model(build_fuse(spec, checkpoint, dtype="float32"), folder / "fuse.onnx")
-        graph = build_eagle3(spec, checkpoint, dtype="float32", capacity=CAPACITY, attention=attention)
-        save_model(graph, folder / "head.onnx")
+        save_model(fuse, folder / "fuse.onnx")
+        save_model(head, folder / "head.onnx")
         fusing = contract.fuse(features=spec.feature_width, hidden=self.hidden, dtype="float32")
         self._fuse = OnnxRuntimeEngine.open(folder / "fuse.onnx", fusing, threads=1)
         bindings = spec.contract(capacity=CAPACITY, dtype="float32")
+        self._fed_back = any(binding.name == "next_states" for binding in bindings.outputs)
         self._head = OnnxRuntimeEngine.open(folder / "head.onnx", bindings, threads=1)
         self.caches = {b.name: torch.full(b.resolve({"batch": 1}), 3e4) for b in bindings.inputs if "past" in b.name}
+
+    @classmethod
+    def of(cls, folder: Path, attention: Lowering = "grouped", *, parallel: bool = False) -> "Exported":
+        """An EAGLE-3 head, or if ``parallel`` one of P-EAGLE."""
+        checkpoint = Checkpoint.open(folder)
+        spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET), parallel=parallel)
+        head = build_eagle3(spec, checkpoint, dtype="float32", capacity=CAPACITY, attention=attention)
+        return cls(folder, spec, build_fuse(spec, checkpoint, dtype="float32"), head)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         states = torch.empty(len(features), self.hidden)
@@ -70,14 +78,14 @@ class Exported:
         return states
 
     def __call__(
-        self, tokens: torch.Tensor, states: torch.Tensor, begin: int, row: int | None
+        self, tokens: torch.Tensor, states: torch.Tensor, begin: int, *rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed pairs from place ``begin`` on; logits and state of one ``row``, of none as a prompt does."""
-        rows = torch.tensor([[] if row is None else [row]], dtype=torch.int64)
-        logits, fed_back = (torch.empty(1, rows.shape[1], width) for width in (self.vocab, self.hidden))
+        """Feed pairs from place ``begin`` on; logits and states of ``rows``, of none as a prompt does."""
+        scored = torch.tensor([rows], dtype=torch.int64)
+        logits, fed_back = (torch.empty(1, len(rows), width) for width in (self.vocab, self.hidden))
         given = {"token_ids": tokens[None], "states": states[None], "write_index": torch.tensor([begin])}
-        made = {"logits": logits, "next_states": fed_back}
-        self._head.bind({**given, "score_rows": rows, **made, **self.caches}).run()
+        made = {"logits": logits, **({"next_states": fed_back} if self._fed_back else {})}
+        self._head.bind({**given, "score_rows": scored, **made, **self.caches}).run()
         return logits[0], fed_back[0]
 
 
@@ -85,9 +93,9 @@ class Exported:
 def test_rounds_of_drafted_tokens_are_those_of_the_definition(tmp_path: Path, name: str) -> None:
     head = HEADS[name]
     weights = head.weights()
-    exported, defined = Exported(head.save(tmp_path, weights)), Definition(head, weights)
+    exported, defined = Exported.of(head.save(tmp_path, weights)), Definition(head, weights)
     if name == "heads of an odd size":
-        exported = Exported(tmp_path, "length")
+        exported = Exported.of(tmp_path, "length")
     draw = torch.Generator().manual_seed(5)
     text = torch.randint(VOCAB, (24,), generator=draw)
     features = torch.randn(24, len(head.features) * 32, generator=draw)
@@ -95,7 +103,7 @@ def test_rounds_of_drafted_tokens_are_those_of_the_definition(tmp_path: Path, na
     unknown = [token for token in range(VOCAB) if token not in ids]
     states = defined.fuse(features)
     torch.testing.assert_close(exported.fuse(features), states, atol=1e-5, rtol=1e-4)
-    exported(text[1:10], states[:9], 0, None)  # a prompt, in a call of its own
+    exported(text[1:10], states[:9], 0)  # a prompt, in a call of its own
     defined(text[1:10], states[:9])
     begin = 9
     for accepted in (3, 1, 4):  # tokens that a round makes certain; behind them stands what it will overwrite
@@ -114,7 +122,30 @@ def test_rounds_of_drafted_tokens_are_those_of_the_definition(tmp_path: Path, na
         begin = end
 
 
+@pytest.mark.parametrize("norms", [{"fc_norm": True, "norm_before_residual": True}, {"norm_before_fc": True}])
+def test_windows_of_a_parallel_head_are_those_of_the_definition(tmp_path: Path, norms: dict[str, bool]) -> None:
+    """Whatever the states of masks hold that are given: the head has its own."""
+    head = replace(PLAIN, layers=2, mask_token=VOCAB - 1, **norms)
+    weights = head.weights()
+    exported, defined = Exported.of(head.save(tmp_path, weights), parallel=True), Definition(head, weights)
+    text = torch.randint(VOCAB - 1, (24,), generator=torch.Generator().manual_seed(5))
+    features = torch.randn(24, len(head.features) * 32, generator=torch.Generator().manual_seed(6))
+    ids, states = weights["d2t"] + torch.arange(head.draft_vocab), defined.fuse(features)
+    masks, mask_states = defined.masks(STEPS - 1)
+    nothing = torch.full_like(mask_states, float("nan"))
+    begin = 0
+    for accepted in (9, 1, 4):
+        end = begin + accepted
+        tokens = torch.cat([text[begin + 1 : end + 1], masks])
+        rows = range(accepted - 1, accepted - 1 + STEPS)
+        found, _ = exported(tokens, torch.cat([states[begin:end], nothing]), begin, *rows)
+        defined.keep(begin)
+        expected, _ = defined(tokens, torch.cat([states[begin:end], mask_states]))
+        torch.testing.assert_close(found[:, ids], expected[-STEPS:], atol=1e-4, rtol=1e-4)
+        begin = end
+
+
 def test_a_head_without_an_embedding_needs_the_targets_beside_it(tmp_path: Path) -> None:
     head = replace(PLAIN, own_embedding=False)
     with pytest.raises(BadCheckpoint, match=r"'embed_tokens\.weight' is missing"):
-        Exported(head.save(tmp_path))
+        Exported.of(head.save(tmp_path))

@@ -7,7 +7,8 @@ from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.eagle3 import Eagle3Spec, target_ids
+from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.heads import target_ids
 from tandemrt.export.read.spec import ModelSpec
 from tests.eagle3 import Definition, Head
 from tools.demo.eagle3 import FEATURES, Eagle3, save

@@ -412,9 +412,21 @@ def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> 
         (("stop_ids",), [92], "stop_ids and marker ids must be below valid_tokens 92; got 92"),
         (("markers", "start", "ids"), [95], "must be below valid_tokens 92; got 95"),
         (("limits", "capacity"), 36, r"capacity must be at least length \+ window \+ 1 = 37; got 36"),
-        (("draft", "kind"), "mtp", "draft.kind: must be 'model', 'eagle3', 'pard', 'ngram' or 'none'; got 'mtp'"),
-        (("draft", "kind"), "pard", "draft: mask_token must be set for kind pard, and no other; got None"),
-        (("draft", "mask_token"), 3, "draft: mask_token must be set for kind pard, and no other; got 3"),
+        (
+            ("draft", "kind"),
+            "dspark",
+            "draft.kind: must be 'model', 'eagle3', 'peagle', 'mtp', 'pard', 'dflash', 'ngram' or 'none'; got 'dspark'",
+        ),
+        (
+            ("draft", "kind"),
+            "pard",
+            "draft: mask_token must be set for kinds peagle, pard, dflash, and no other; got None",
+        ),
+        (
+            ("draft", "mask_token"),
+            3,
+            "draft: mask_token must be set for kinds peagle, pard, dflash, and no other; got 3",
+        ),
         (
             ("draft", "kind"),
             "model",

@@ -10,7 +10,8 @@ import torch
 
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.eagle3 import Eagle3Spec, target_ids
+from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.heads import target_ids
 from tandemrt.export.read.spec import ModelSpec
 from tests.eagle3 import Head
 
@@ -113,6 +114,26 @@ def test_flat_configs_that_mean_something_else_are_refused(changes: Any, message
 def test_somebody_may_vouch_for_norm_output() -> None:
     flat = replace(HEAD, flat=True).config()
     assert read(flat | {"norm_output": True}, ignored=["norm_output"]) == read(flat)
+
+
+def test_a_parallel_head_has_a_mask_token() -> None:
+    masked = replace(HEAD, mask_token=49)
+    assert read(masked.config(), parallel=True) == replace(read(HEAD.config()), mask_token=49)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (replace(HEAD, mask_token=50).config(), "mask_token_id should be an id below vocab_size, 50, it is 50"),
+        (replace(HEAD, mask_token=4).config() | {"mask_token_id": None}, "mask_token_id should be an id, it is None"),
+        (HEAD.config(), "speculators_model_type is 'eagle3', which the exporter does not implement"),
+        (replace(HEAD, flat=True).config(), "speculators_model_type should be 'peagle', the field is missing"),
+    ],
+)
+def test_what_is_no_parallel_head_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        read(config, parallel=True)
+    assert message in str(caught.value)
 
 
 def test_a_target_of_few_layers_needs_them_named() -> None:

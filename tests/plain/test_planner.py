@@ -14,6 +14,7 @@ from tandemrt.engines.calls import (
     packed_sizes,
     unpadded,
 )
+from tandemrt.engines.drafts import DRAFTS
 from tandemrt.runtime.round.planner import Chunk, plan, rectangles, total
 
 SLOTS = 6
@@ -76,16 +77,17 @@ def test_where_more_waits_than_fits_a_call_is_filled_to_its_last_row(windows: in
         assert packed(windows, tokens, 1).prompt_tokens == tokens or windows + tokens <= TILE
 
 
-@given(st.integers(1, 64), st.integers(0, 16), st.integers(1, 4096), st.data())
+@given(st.sampled_from([*DRAFTS]), st.integers(1, 64), st.integers(0, 16), st.integers(1, 4096), st.data())
 def test_the_largest_call_holds_every_other_one_and_a_drafts_beside_it(
-    batch: int, window: int, chunk: int, data: st.DataObject
+    kind: str, batch: int, window: int, chunk: int, data: st.DataObject
 ) -> None:
-    query, rows = most_query(window), data.draw(st.integers(0, batch))
+    query, rows = most_query(kind, window), data.draw(st.integers(0, batch))
     windows = rows * data.draw(st.integers(1, query))
     tokens, runs = data.draw(st.integers(1, chunk)), data.draw(st.integers(1, batch))
     call, largest = packed(windows, tokens, runs), largest_prompts(batch, chunk)
-    most = max(sizes["tokens"] for sizes in largest_calls(batch, window, chunk))
-    for others, each in ((windows, call), (2 * rows, beside(2 * rows, call)), (0, beside(0, call))):
+    most = max(sizes["tokens"] for sizes in largest_calls(kind, batch, window, chunk))
+    for others in (windows, 2 * rows, query * rows, 0):
+        each = call if others == windows else beside(others, call)
         assert call.prompt_tokens <= each.prompt_tokens <= largest.prompt_tokens
         assert each.prompts == call.prompts <= largest.prompts
         assert others + each.prompt_tokens <= most

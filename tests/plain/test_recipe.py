@@ -157,7 +157,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
         (MINIMAL + "[draft]\nwindow = 4", "draft.kind: is required and missing"),
         (
             MINIMAL + '[draft]\nkind = "medusa"',
-            "draft.kind: must be one of 'model', 'eagle3', 'pard', 'ngram', 'none'; got 'medusa'",
+            "must be one of 'model', 'eagle3', 'peagle', 'mtp', 'pard', 'dflash', 'ngram', 'none'; got 'medusa'",
         ),
         (MINIMAL + '[draft]\nkind = "model"', "draft.checkpoint: is required and missing"),
         (
@@ -275,8 +275,7 @@ def test_contradictions_are_refused(tmp_path: Path, text: str, message: str) -> 
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ('[draft]\nkind = "dflash"\ncheckpoint = "d"', "draft.kind 'dflash'"),
-        ('[draft]\nkind = "mtp"', "draft.kind 'mtp'"),
+        ('[draft]\nkind = "dspark"\ncheckpoint = "d"', "draft.kind 'dspark'"),
     ],
 )
 def test_what_is_planned_is_refused_by_name(tmp_path: Path, text: str, key: str) -> None:

@@ -212,6 +212,7 @@ def test_a_round_has_a_timetable_with_one_wait_and_the_last_one_is_only_committe
         Timeline(CPU, metrics, enabled=False),
         slots=SLOTS,
         windows=Windows(WINDOW, WINDOW),
+        slack=WINDOW,
         prefill_chunk=CHUNK,
         prefill_chunk_beside=CHUNK,
         overlap=overlap,

@@ -1,0 +1,165 @@
+"""Heads that draft from their target's states: their checkpoints, what they take of the target's, and their graphs."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tandemrt.engines import contract
+from tandemrt.engines.dtypes import COMPUTE
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
+from tandemrt.engines.manifest import EngineName
+from tandemrt.engines.recipe import DFlashDraft, HeadDraft, MtpDraft, PEagleDraft, Recipe
+from tandemrt.export.model.dflash import LOWERINGS, build_context, build_dflash
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, LM_HEAD
+from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
+from tandemrt.export.model.graph import Graph
+from tandemrt.export.model.lowerings import Lowering, fitting
+from tandemrt.export.model.mtp import build_mtp, build_state_norm
+from tandemrt.export.quantize.writer import copied, write_safetensors
+from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
+from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.mtp import MtpSpec
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import Quantization
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tensors import named
+
+Spec = Eagle3Spec | MtpSpec | DFlashSpec
+LM_HEAD_WEIGHT = f"{LM_HEAD}.weight"
+
+
+@dataclass(frozen=True)
+class DraftHead:
+    """The checkpoint of a head; otherwise as Model. ``borrowed``: tensors of its target, by the head's own names; of a
+    layer that comes with its target, all that it needs."""
+
+    role: EngineName
+    source: Checkpoint
+    checkpoint: Checkpoint
+    spec: Spec
+    dtype: str
+    borrowed: Mapping[str, StoredTensor]
+
+    @property
+    def compute(self) -> str:
+        """The dtype that the engine computes in."""
+        return self.dtype
+
+    @property
+    def packed(self) -> bool:
+        """See Model.packed. What comes with the target is copied by itself."""
+        return self.checkpoint is not self.source
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """See Model.quantization."""
+        return read_quantization(self.source.config, self.source.folder)
+
+    @classmethod
+    def open(cls, section: HeadDraft, target: Checkpoint, spec: ModelSpec, *, dtype: str, length: int) -> "DraftHead":
+        """Read the head's checkpoint; ``spec`` is that of its ``target``, ``dtype`` what that computes in.
+
+        Raises BadCheckpoint, or BadRecipe if ``length`` is too long for it or its window for the head.
+        """
+        checkpoint = Checkpoint.open(section.checkpoint)
+        head, own = _read(section, checkpoint, spec)
+        most, what = head.layer.max_length, "the length that the draft's config.json gives"
+        if head.reach is not None and head.reach < most:
+            most, what = head.reach, "the head's sliding window, which tools count in different ways"
+        if length > most:
+            raise BadRecipe(f"limits.length must not exceed {what}, {most}; got {length}; lower limits.length")
+        if isinstance(head, DFlashSpec) and section.window >= head.block:
+            rule = f"draft.window must be below the head's block_size, {head.block}"
+            raise BadRecipe(f"{rule}; got {section.window}; lower draft.window")
+        return cls("draft", checkpoint, own, head, dtype, _borrowed(own, head, target, spec))
+
+    def spec_json(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
+        return result
+
+    def with_borrowed(self, folder: Path) -> "DraftHead":
+        """The head with what it takes of its target in a file in ``folder``: a graph may only point to what lies
+        beside it."""
+        file = folder / "borrowed.safetensors"
+        stored = {tensor.name: tensor for tensor in self.borrowed.values()}
+        write_safetensors(file, [copied(tensor) for tensor in stored.values()])
+        written = read_header(file)
+        tensors = {name: written[tensor.name] for name, tensor in self.borrowed.items()}
+        return replace(self, checkpoint=replace(self.checkpoint, tensors={**self.checkpoint.tensors, **tensors}))
+
+    def graphs(self, recipe: Recipe, attention: Lowering) -> list[Graph]:
+        """What drafts and what makes it of the target's features, in the order in which they are built."""
+        spec, checkpoint, dtype = self.spec, self.checkpoint, self.dtype
+        sizes: dict[str, Any] = {"dtype": dtype, "capacity": recipe.capacity}
+        bindings, lowering = spec.contract(**sizes, cache=recipe.cache), fitting(attention, spec.layer)
+        how = {**sizes, "attention": lowering}
+        if isinstance(spec, DFlashSpec):
+            context = spec.context(**sizes, cache=recipe.cache)
+            return [
+                Graph("draft", "draft/model.onnx", dtype, bindings, partial(build_dflash, spec, checkpoint, **how)),
+                Graph("context", "draft/context.onnx", dtype, context, partial(build_context, spec, checkpoint, **how)),
+            ]
+        fused = contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=dtype)
+        if isinstance(spec, MtpSpec):
+            draft, fuse = partial(build_mtp, spec, checkpoint, **how), partial(build_state_norm, spec, checkpoint)
+        else:
+            draft, fuse = partial(build_eagle3, spec, checkpoint, **how), partial(build_fuse, spec, checkpoint)
+        return [
+            Graph("draft", "draft/model.onnx", dtype, bindings, draft),
+            Graph("fuse", "draft/fuse.onnx", dtype, fused, partial(fuse, dtype=dtype)),
+        ]
+
+    def require_lowering(self, attention: Lowering) -> None:
+        """Raise BadRecipe if the head has no graphs in the form that a recipe asks for."""
+        lowering = fitting(attention, self.spec.layer)
+        if isinstance(self.spec, DFlashSpec) and lowering not in LOWERINGS:
+            raise BadRecipe(
+                "draft.kind 'dflash' needs backend.name 'onnxruntime-cpu', with heads of a multiple of 16 values, or "
+                f"'onnxruntime-cuda' with a paged cache; got heads of {self.spec.head_dim} over cache "
+                f"{'paged' if attention == 'paged' else 'linear'!r}; choose another backend or draft"
+            )
+
+
+def _read(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> tuple[Spec, Checkpoint]:
+    """What a checkpoint says, and its tensors by the names that graphs ask for."""
+    ignored = section.ignore_config_fields
+    if isinstance(section, MtpDraft):
+        return MtpSpec.from_checkpoint(checkpoint, target, ignored=ignored)
+    if isinstance(section, DFlashDraft):
+        return DFlashSpec.from_hf(checkpoint.config, target, ignored=ignored), checkpoint
+    parallel = isinstance(section, PEagleDraft)
+    return Eagle3Spec.from_hf(checkpoint.config, target, ignored=ignored, parallel=parallel), checkpoint
+
+
+def _borrowed(checkpoint: Checkpoint, head: Spec, target: Checkpoint, spec: ModelSpec) -> dict[str, StoredTensor]:
+    """What the checkpoint leaves to the target: its embedding, and of a head that knows all tokens what scores them."""
+    wanted = {EMBEDDING: "model.embed_tokens.weight"}
+    if isinstance(head, MtpSpec | DFlashSpec) and head.draft_vocab == head.vocab:
+        wanted[LM_HEAD_WEIGHT] = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
+    wanted = {name: source for name, source in wanted.items() if name not in checkpoint.tensors}
+    plain = {
+        EMBEDDING: spec.scales.embedding == 1.0,
+        LM_HEAD_WEIGHT: spec.scales.logits == 1.0 and not spec.scales.logits_softcap,
+    }
+    for name in wanted:
+        if not plain[name]:
+            raise BadCheckpoint(
+                f"{checkpoint.folder}: a head without {name!r} takes the target's, which this target scales "
+                f"({quoted(dataclasses.asdict(spec.scales))}); whether the head does is not known; choose a head with "
+                "a tensor of its own"
+            )
+    stored = named(target, spec).tensors
+    for name, source in wanted.items():
+        if source not in stored or stored[source].dtype not in COMPUTE:
+            found = "not whole" if source not in stored else stored[source].dtype
+            raise BadCheckpoint(
+                f"{checkpoint.folder}: a head without {name!r} takes the target's {source!r}, which should be "
+                f"{', '.join(COMPUTE)}, it is {found}; choose a head with a tensor of its own"
+            )
+    own = checkpoint.tensors if isinstance(head, MtpSpec) else {}
+    return {**own, **{name: stored[source] for name, source in wanted.items()}}

@@ -1,0 +1,149 @@
+"""Drafts from a block of masks that reads the target's states in the draft's own cache: DFlash.
+
+"DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036).
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+
+from tandemrt.engines.calls import NO_PROMPTS, Packed
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.backends.base import Call, Engine
+from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.drafters.at_once import AtOnceDrafter
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
+from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.planner import Chunk
+from tandemrt.runtime.round.round import Round
+from tandemrt.runtime.round.runs import PromptRuns
+from tandemrt.runtime.round.state import SlotState
+from tandemrt.runtime.round.tandem import MOST_PACKED
+
+
+class BlockDrafter(AtOnceDrafter):
+    """Runs the draft once a round, over the newest token and ``block`` - 1 masks, of which each foresees one token.
+
+    Its cache holds, for every token that the target has computed, keys and values of the target's features of it. The
+    target's call of a round gives those of the whole window; verification says how many of them are the text's, and the
+    next block is written behind these, over the others and over the block before. So whatever a round does, there is
+    nothing to catch up with. A block is always as long as the draft was trained with; a shorter window is its
+    beginning.
+
+    ``engines`` holds "draft", "context", "propose" and "propose_probs". ``runs`` are the target's prompts of a round
+    over a paged cache, whose places are those of their features, None over a linear one. A prompt that ends in a round
+    is drafted for from the next one on.
+    """
+
+    def __init__(
+        self,
+        engines: dict[str, Engine],
+        buffers: RoundBuffers,
+        state: SlotState,
+        kv: Cache,
+        graphs: Graphs,
+        runs: PromptRuns | None,
+        *,
+        mask_token: int,
+        block: int,
+        slots: int,
+        window: int,
+    ) -> None:
+        # A bundle's texts are no longer than what its head reaches.
+        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=None)
+        device = self._device
+        self._runs = runs
+        self._block = block
+        self._width = int(engines["context"].contract["features"].shape[-1])
+        self._ids = torch.zeros(slots, block, dtype=torch.int64, device=device).fill_(mask_token)
+        self._block_call = cache(self._bind_block)
+        self._context_call = lru_cache(MOST_PACKED)(self._bind_context)
+
+    def join(self, running: Running) -> None:
+        """See SlotListener.join."""
+
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave."""
+
+    def held(self, running: Running) -> int:
+        """See Drafter.held. What the target holds."""
+        return len(running.tokens) - 1
+
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:  # noqa: ARG002
+        """See Drafter.prefill."""
+        slots, count = tokens.shape
+        features = self._buffers.prompt_features
+        assert features is not None
+        self._engines["context"].bind(
+            {
+                "features": features.view(slots, count, self._width),
+                "write_index": self._state.view("length", slot + slots)[slot:],
+                **self._cache.rows(slot, slots),
+            }
+        ).run()
+
+    def skip(self, this: Round) -> None:
+        """See Drafter.skip. What the target computes for ``this`` round is taken in all the same."""
+
+    def overruled(self, running: Running, kept: int) -> None:
+        """See Drafter.overruled. Of drafted tokens no cache keeps anything."""
+
+    def propose(self, this: Round) -> Buffer | None:
+        """See Drafter.propose. One run of the draft and one draw."""
+        batch, window, filters = this.batch, this.window, this.filters
+        draft_probs, outputs = self._proposal(this)
+
+        def work() -> None:
+            self._ids[:batch, 0].copy_(self._state.newest[:batch, 1])
+            self._block_call(batch, window).run()
+            self._draw(batch, window, keep_probs=draft_probs is not None, filters=filters)
+
+        self._run(("propose", batch, window, draft_probs is None, filters), work, outputs)
+        return draft_probs
+
+    def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
+        """See Drafter.reads. The target's prompts say it all."""
+
+    def scored(self, this: Round) -> None:
+        """See Drafter.scored. Features of the window and of prompts go into the cache."""
+        batch, rows, prompts = this.batch, this.window + 1, this.prompts
+        call = self._context_call(batch, rows, prompts)
+        if prompts != NO_PROMPTS:
+            self._graphs.run_eagerly(call.run, "prompts")
+        else:
+            capturable = self._engines["context"].capturable
+            self._graphs.run(("context", batch, rows), call.run, outputs=[], capturable=capturable)
+
+    def _bind_block(self, batch: int, window: int) -> Call:
+        ids, rows = self._ids[:batch], torch.arange(1, window + 1, device=self._device).repeat(batch, 1)
+        if self._runs is not None:  # rows that get logits are counted from the first token of the call
+            first = [[slot * self._block] for slot in range(batch)]
+            rows = rows + torch.tensor(first, dtype=torch.int64, device=self._device)
+        return self._engines["draft"].bind(
+            {
+                "token_ids": ids if self._runs is None else ids.reshape(-1),
+                "score_rows": rows,
+                "write_index": self._state.view("length", batch),
+                "logits": self._logits.view(batch, window, self._vocab),
+                **self._cache.rows(0, batch),
+            }
+        )
+
+    def _bind_context(self, batch: int, rows: int, prompts: Packed) -> Call:
+        features = self._buffers.features
+        assert features is not None
+        if self._runs is None:
+            shape: tuple[int, ...] = (batch, rows)
+        else:
+            shape = (batch * rows + prompts.prompt_tokens,)
+        index = self._state.view("length", batch)
+        given = {
+            "features": features.view(*shape, self._width),
+            # A packed call has one row at least, here one without tokens.
+            "write_index": index if batch else torch.zeros(1, dtype=torch.int64, device=self._device),
+            **self._cache.rows(0, max(1, batch)),
+        }
+        if prompts != NO_PROMPTS:
+            assert self._runs is not None
+            given |= self._runs.bindings(prompts)
+        return self._engines["context"].bind(given)

@@ -1,0 +1,112 @@
+"""DFlash drafts with random weights, and what such a draft computes, in plain torch from its definition.
+
+"DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036), and the package ``speculators``.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests.heads import Draw, Layers, Weights
+
+
+@dataclass(frozen=True)
+class BlockHead:
+    """The shape of a draft. ``sliding``: the layers that slide, which see no later token of their block."""
+
+    vocab: int
+    hidden: int
+    draft_vocab: int
+    block: int
+    mask_token: int
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    features: tuple[int, ...] = (1, 0)
+    sliding: tuple[bool, ...] = (False, False)
+    flat: bool = False  # as z-lab writes it
+    max_length: int = 256
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        layer = {
+            "model_type": "qwen3",
+            "attention_bias": False,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden,
+            "intermediate_size": 2 * self.hidden,
+            "max_position_embeddings": self.max_length,
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            "tie_word_embeddings": False,
+            "vocab_size": self.vocab,
+        }
+        if self.flat:
+            ids = [each - 1 for each in self.features]  # by their outputs
+            how = {"mask_token_id": self.mask_token, "target_layer_ids": ids}
+            return {"architectures": ["DFlashDraftModel"], **layer, "block_size": self.block, "dflash_config": how}
+        slides = {"layer_types": ["sliding_attention" if each else "full_attention" for each in self.sliding]}
+        return {
+            "architectures": ["DFlashDraftModel"],
+            "speculators_model_type": "dflash",
+            "draft_vocab_size": self.draft_vocab,
+            "aux_hidden_state_layer_ids": list(self.features),
+            "block_size": self.block,
+            "mask_token_id": self.mask_token,
+            "sample_from_anchor": False,
+            "transformer_layer_config": layer | slides | {"sliding_window": self.max_length},
+        }
+
+    def weights(self, seed: int = 0) -> Weights:
+        """Random weights: without an embedding, and with a head of its own where it knows a part of the vocabulary."""
+        draw, hidden = Draw(seed), self.hidden
+        found = {"fc.weight": draw.matrix(hidden, len(self.features) * hidden)}
+        found |= {f"{name}.weight": draw.norm(hidden) for name in ("hidden_norm", "norm")}
+        if self.draft_vocab < self.vocab:
+            found["lm_head.weight"] = 3 * draw.matrix(self.draft_vocab, hidden)
+        sizes = {"hidden": hidden, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        for layer in range(self.layers):
+            found |= draw.layer(f"layers.{layer}", **sizes, family="qwen3")
+        return found | draw.vocabulary(self.vocab, self.draft_vocab)
+
+    def save(self, folder: Path, weights: Weights | None = None, **changes: object) -> Path:
+        """Write the checkpoint; ``changes`` replace fields of its config. Returns the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(self.weights() if weights is None else weights, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(self.config() | changes))
+        return folder
+
+
+class Definition(Layers):
+    """A draft in float32 with the context of one text."""
+
+    def __init__(self, head: BlockHead, weights: Weights, embedding: torch.Tensor, lm_head: torch.Tensor) -> None:
+        super().__init__(weights, head.head_dim)
+        self.head = head
+        self._embedding = embedding
+        self._lm_head = weights.get("lm_head.weight", lm_head)
+
+    def context(self, features: torch.Tensor) -> None:
+        """Take in the target's ``features`` [tokens, …] of tokens behind those in the cache."""
+        state, begin = self.norm(features @ self.weights["fc.weight"].T, "hidden_norm"), self.held
+        for layer in range(self.head.layers):
+            self.write(f"layers.{layer}", state, begin)
+
+    def draft(self, newest: int) -> torch.Tensor:
+        """Logits [block, draft vocabulary] for ``newest`` and the masks behind it, of which nothing is kept."""
+        begin = self.held
+        x = self._embedding[torch.tensor([newest, *[self.head.mask_token] * (self.head.block - 1)])]
+        for layer in range(self.head.layers):
+            name = f"layers.{layer}"
+            x = self.block(name, x, self.norm(x, f"{name}.input_layernorm"), begin, causal=self.head.sliding[layer])
+        self.keep(begin)
+        return self.norm(x, "norm") @ self._lm_head.T

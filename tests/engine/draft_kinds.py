@@ -1,0 +1,194 @@
+"""The kinds of draft that are told the same stories (test_drafts.py): random checkpoints, and what each drafts by its
+definition over what transformers computes of a text.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests import dflash, eagle3, mtp
+from tests.dflash import BlockHead
+from tests.eagle3 import Head
+from tests.makers import VOCAB, tiny_checkpoint
+from tests.mtp import MtpLayer
+
+LAYERS, HIDDEN, MASK = 3, 32, 319  # the mask is an id that spells nothing
+SIZES: Mapping[str, Any] = {"layers": LAYERS, "seed": 1, "head_dim": 32}
+# They know two tokens only. Where a bias makes the target choose among them, many a draft is accepted.
+EAGLE3 = Head(
+    vocab=VOCAB, hidden=HIDDEN, target_layers=LAYERS, draft_vocab=2, head_dim=32, features=(2, 1), own_embedding=False
+)
+PEAGLE = replace(EAGLE3, mask_token=MASK, layers=2)
+MTP = MtpLayer(hidden=HIDDEN, target_layers=LAYERS, head_dim=32)
+DFLASH = BlockHead(
+    vocab=VOCAB,
+    hidden=HIDDEN,
+    draft_vocab=2,
+    block=6,
+    mask_token=MASK,
+    head_dim=32,
+    features=(2, 1),
+    sliding=(False, True),
+)
+
+
+class Drafts(Protocol):
+    """What is drafted greedily behind a text."""
+
+    def drafts(self, text: Sequence[int], window: int) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``save`` writes the checkpoint beside that of the target and says what is drafted by its definition.
+
+    ``known``: tokens that it mostly drafts. ``late``: what it reads of a prompt comes out of the round that the prompt
+    ends in, over a paged cache. ``least``: tokens of a text behind which it drafts something. ``with_target``: the
+    checkpoint is also the target's.
+    """
+
+    save: Callable[[Path, "Target"], Drafts]
+    window: int
+    known: Callable[[Path], Sequence[int]] = lambda _folder: ()
+    late: bool = True
+    least: int = 1
+    with_target: bool = False
+
+
+class Target:
+    """The target by transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def features(self, tokens: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
+        """[tokens, …]: the inputs of ``layers``."""
+        states = self.model(tokens[None], output_hidden_states=True).hidden_states
+        return torch.cat([states[layer][0] for layer in layers], -1)
+
+
+class Eagle3Drafts:
+    def __init__(self, folder: Path, target: Target) -> None:
+        EAGLE3.save(folder)
+        self._target, self._weights = target, EAGLE3.weights()
+        self._ids = self._weights["d2t"] + torch.arange(EAGLE3.draft_vocab)
+
+    @torch.no_grad()
+    def drafts(self, text: Sequence[int], window: int) -> list[int]:
+        tokens = torch.tensor(text)
+        head = eagle3.Definition(EAGLE3, self._weights, self._target.model.model.embed_tokens.weight)
+        fused = head.fuse(self._target.features(tokens, EAGLE3.features))
+        found: list[int] = []
+        logits, state = (each[-1:] for each in head(tokens[1:], fused[:-1]))
+        while len(found) < window:
+            found.append(int(self._ids[logits.argmax()]))
+            logits, state = head(torch.tensor(found[-1:]), state)
+        return found
+
+
+class PEagleDrafts:
+    def __init__(self, folder: Path, target: Target) -> None:
+        PEAGLE.save(folder)
+        self._target, self._weights = target, PEAGLE.weights()
+        self._ids = self._weights["d2t"] + torch.arange(PEAGLE.draft_vocab)
+
+    @torch.no_grad()
+    def drafts(self, text: Sequence[int], window: int) -> list[int]:
+        tokens = torch.tensor(text)
+        head = eagle3.Definition(PEAGLE, self._weights, self._target.model.model.embed_tokens.weight)
+        fused = head.fuse(self._target.features(tokens, PEAGLE.features))
+        masks, states = head.masks(window - 1)
+        logits, _ = head(torch.cat([tokens[1:], masks]), torch.cat([fused[:-1], states]))
+        found: list[int] = self._ids[logits[-window:].argmax(-1)].tolist()
+        return found
+
+
+class MtpDrafts:
+    """The layer stands behind those of its target, in one checkpoint."""
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        shutil.copytree(target.folder, folder)
+        self._weights = MTP.weights()
+        save_file(load_file(folder / "model.safetensors") | self._weights, folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+        self._target = target
+
+    @torch.no_grad()
+    def drafts(self, text: Sequence[int], window: int) -> list[int]:
+        model, tokens = self._target.model, torch.tensor(text)
+        head = mtp.Definition(MTP, self._weights, model.model.embed_tokens.weight, model.lm_head.weight)
+        found: list[int] = []
+        logits, state = (each[-1:] for each in head(tokens[1:], self._target.features(tokens, [LAYERS])[:-1]))
+        while len(found) < window:
+            found.append(int(logits.argmax()))
+            logits, state = head(torch.tensor(found[-1:]), state)
+        return found
+
+
+class DFlashDrafts:
+    def __init__(self, folder: Path, target: Target) -> None:
+        DFLASH.save(folder)
+        self._target, self._weights = target, DFLASH.weights()
+        self._ids = self._weights["d2t"] + torch.arange(DFLASH.draft_vocab)
+
+    @torch.no_grad()
+    def drafts(self, text: Sequence[int], window: int) -> list[int]:
+        model = self._target.model
+        tables = model.model.embed_tokens.weight, model.lm_head.weight
+        head = dflash.Definition(DFLASH, self._weights, *tables)
+        if len(text) > 1:
+            head.context(self._target.features(torch.tensor(text[:-1]), DFLASH.features))
+        logits = head.draft(text[-1])[1 : window + 1]
+        found: list[int] = self._ids[logits.argmax(-1)].tolist()
+        return found
+
+
+class PardDrafts:
+    """A draft of the target's own weights: the first token of a window is mostly right, the others are anything."""
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        pard(folder)
+        self._target = target
+
+    @torch.no_grad()
+    def drafts(self, text: Sequence[int], window: int) -> list[int]:
+        logits = self._target.model(torch.tensor([[*text, *[MASK] * (window - 1)]])).logits[0]
+        found: list[int] = logits[-window:].argmax(-1).tolist()
+        return found
+
+
+def pard(folder: Path, token: Any = MASK, **config: Any) -> Path:
+    """Write the checkpoint of a PARD draft, ``config`` beside its ``pard_token``. Returns the folder."""
+    path = tiny_checkpoint(folder, **SIZES) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pard_token": token, "spd_type": "pard"} | config))
+    return folder
+
+
+def two_known(folder: Path) -> Sequence[int]:
+    """What a head of two tokens knows."""
+    found: list[int] = (load_file(folder / "model.safetensors")["d2t"] + torch.arange(2)).tolist()
+    return found
+
+
+def two_likely(folder: Path) -> Sequence[int]:
+    """What a layer drafts whose last norm has one large number."""
+    scores = load_file(folder / "model.safetensors")["lm_head.weight"][:, 3]
+    return [int(scores.argmax()), int(scores.argmin())]
+
+
+KINDS = {
+    "eagle3": Kind(Eagle3Drafts, window=4, known=two_known),
+    "peagle": Kind(PEagleDrafts, window=4, known=two_known),
+    "mtp": Kind(MtpDrafts, window=3, known=two_likely, with_target=True),
+    "pard": Kind(PardDrafts, window=5, late=False, least=0),
+    "dflash": Kind(DFlashDrafts, window=5, known=two_known, least=0),
+}

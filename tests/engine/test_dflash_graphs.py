@@ -1,0 +1,98 @@
+"""The graphs of a DFlash draft against its definition: two blocks, the second behind a context that came in parts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandemrt.engines.contract import Contract, table_width
+from tandemrt.export.model.builder import save_model
+from tandemrt.export.model.dflash import build_context, build_dflash
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, LM_HEAD
+from tandemrt.export.model.lowerings import Lowering
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
+from tandemrt.runtime.caches.kv_cache import no_prompts
+from tests.dflash import BlockHead, Definition
+from tests.engine.decoding import open_steps
+from tests.engine.test_eagle3_graphs import TARGET, VOCAB
+from tests.heads import Draw
+
+CAPACITY = 40
+PLAIN = BlockHead(vocab=VOCAB, hidden=32, draft_vocab=37, block=8, mask_token=60, features=(2, 4, 5))
+HEADS = {
+    "plain": PLAIN,
+    "as z-lab writes it, the whole vocabulary": replace(PLAIN, flat=True, draft_vocab=VOCAB),
+    "five layers of which some are causal, a longer block": replace(
+        PLAIN, layers=5, block=16, sliding=(True, False, True, True, False)
+    ),
+}
+
+
+class Exported:
+    """The graphs of a draft on onnxruntime, for one text."""
+
+    def __init__(self, folder: Path, attention: Lowering) -> None:
+        checkpoint = Checkpoint.open(folder)
+        spec = DFlashSpec.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET))
+        self.paged = attention == "paged"
+        sizes = {"dtype": "float32", "capacity": CAPACITY, "cache": "paged" if self.paged else "linear"}
+        how = {"dtype": "float32", "capacity": CAPACITY, "attention": attention}
+        draft, context = spec.contract(**sizes), spec.context(**sizes)
+        self._draft = self._open(folder / "draft", build_dflash(spec, checkpoint, **how), draft)
+        self._context = self._open(folder / "context", build_context(spec, checkpoint, **how), context)
+        self.block, self.mask_token, width = spec.block, spec.mask_token, table_width(CAPACITY)
+        table = torch.arange(1, width + 1, dtype=torch.int32)[None]
+        self._others = {"block_table": table} | no_prompts(table) if self.paged else {}
+        self._others |= {
+            b.name: torch.full(b.resolve({"batch": 1, "blocks": 1 + width}), 3e4)
+            for b in draft.inputs
+            if b.name.startswith("past_")
+        }
+
+    def _open(self, folder: Path, graph: object, contract: Contract) -> Engine:
+        folder.mkdir()
+        for weights in folder.parent.glob("*.safetensors"):
+            (folder / weights.name).write_bytes(weights.read_bytes())
+        if self.paged:
+            return open_steps(graph, contract, folder)  # type: ignore[arg-type]
+        save_model(graph, folder / "model.onnx")  # type: ignore[arg-type]
+        return OnnxRuntimeEngine.open(folder / "model.onnx", contract, threads=1)
+
+    def context(self, features: torch.Tensor, begin: int) -> None:
+        given = features if self.paged else features[None]
+        self._context.bind({"features": given, "write_index": torch.tensor([begin]), **self._others}).run()
+
+    def draft(self, newest: int, begin: int, window: int) -> torch.Tensor:
+        """Logits [window, vocab]."""
+        ids = torch.tensor([newest, *[self.mask_token] * (self.block - 1)])
+        logits = torch.empty(1, window, VOCAB)
+        given = {"token_ids": ids if self.paged else ids[None], "score_rows": torch.arange(1, window + 1)[None]}
+        self._draft.bind({**given, "write_index": torch.tensor([begin]), "logits": logits, **self._others}).run()
+        return logits[0]
+
+
+@pytest.mark.parametrize("attention", ["grouped", "paged"])
+@pytest.mark.parametrize("name", HEADS)
+def test_blocks_behind_a_context_are_those_of_the_definition(tmp_path: Path, name: str, attention: Lowering) -> None:
+    head = HEADS[name]
+    weights, tables = head.weights(), [Draw(9).matrix(VOCAB, 32) * 4, Draw(8).matrix(VOCAB, 32)]
+    stored = weights | {EMBEDDING: tables[0]}
+    stored.setdefault(f"{LM_HEAD}.weight", tables[1])
+    exported = Exported(head.save(tmp_path, stored), attention)
+    defined = Definition(head, weights, *tables)
+    features = torch.randn(24, len(head.features) * 32, generator=torch.Generator().manual_seed(5))
+    ids = torch.arange(VOCAB) if head.draft_vocab == VOCAB else weights["d2t"] + torch.arange(head.draft_vocab)
+    unknown = [token for token in range(VOCAB) if token not in ids]
+    begin = 0
+    for accepted in (9, 1, 5):  # behind them stands what the next block and context write over
+        exported.context(features[begin : begin + accepted + 3], begin)
+        defined.context(features[begin : begin + accepted])
+        begin += accepted
+        found, expected = exported.draft(begin, begin, 5), defined.draft(begin)[1:6]
+        torch.testing.assert_close(found[:, ids], expected, atol=1e-4, rtol=1e-4)
+        assert found[:, unknown].isneginf().all()

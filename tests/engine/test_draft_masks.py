@@ -1,0 +1,46 @@
+"""Drafts that are masked by grammars: none is refused by one, and no text changes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.errors import BadRequest
+from tests.engine.test_invisible import REQUESTS, told
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_bundle: Path) -> Iterator[LLM]:
+    with LLM(tiny_bundle, threads=1, overlap=True, draft_masks=True, forced_drafts=False) as opened:
+        yield opened
+
+
+def run(llm: LLM, requests: list[tuple[str, dict[str, Any]]], *, masked: bool, **params: Any) -> tuple[list[Any], Any]:
+    llm.loop.windows.masked = masked
+    before = llm.metrics.copy()
+    found = llm.generate([p for p, _ in requests], [SamplingParams(**asked | params) for _, asked in requests])
+    return [told(output) for output in found], llm.metrics.since(before)
+
+
+def test_masked_drafts_change_no_text_and_none_is_cut(llm: LLM) -> None:
+    """Beside requests without a grammar, and behind reasoning."""
+    mixed = REQUESTS[4:10]
+    plain, unmasked = run(llm, mixed, masked=False)
+    masked, counted = run(llm, mixed, masked=True)
+    assert masked == plain == run(llm, mixed, masked=True, window=0)[0]
+    assert unmasked.cut_drafts > counted.cut_drafts
+    assert sum(counted.accepted) > sum(unmasked.accepted)
+
+
+def test_a_law_that_is_masked_is_the_one_that_the_rejection_rule_reads(llm: LLM) -> None:
+    grammars = REQUESTS[7:10]
+    once, counted = run(llm, grammars, masked=True, rule="rejection")
+    assert run(llm, grammars, masked=True, rule="rejection")[0] == once
+    assert sum(counted.accepted) > 0
+
+
+def test_what_draws_nothing_cannot_be_masked(ngram_bundle: Path) -> None:
+    with pytest.raises(BadRequest, match="draft_masks: needs a draft with a model of its own, received True"):
+        LLM(ngram_bundle, threads=1, draft_masks=True)

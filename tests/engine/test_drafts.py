@@ -1,0 +1,218 @@
+"""Drafts in rounds, kind by kind: what is drafted is what its definition drafts, and it changes no text."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemrt import LLM, RequestOutput, SamplingParams
+from tandemrt.engines.drafts import DRAFTS
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.runtime.round.capture import capture
+from tandemrt.runtime.round.round import Round
+from tests.engine.draft_kinds import KINDS, MASK, SIZES, Drafts, Target, pard
+from tests.engine.test_invisible import REQUESTS, told
+from tests.engine.test_paged_rounds import PAGED
+from tests.makers import tiny_checkpoint, write_recipe
+
+CACHES = {"linear": 'name = "onnxruntime-cpu"', "paged": PAGED}
+SHARED = [(7 * i) % 256 for i in range(150)]  # two full blocks and a bit
+
+
+class Built:
+    """The bundles of one kind of draft, built and opened when a test asks for them."""
+
+    def __init__(self, name: str, folder: Path, target: Path, opened: ExitStack) -> None:
+        self.name, self.kind = name, KINDS[name]
+        self._folder, self._opened = folder, opened
+        self._target = folder / "draft" if self.kind.with_target else target
+        self.drafts: Drafts = self.kind.save(folder / "draft", reference(target))
+        known = self.kind.known(folder / "draft")
+        self.among = {"logit_bias": dict.fromkeys(known, 30.0)} if known else {}
+        self.bundle, self.llm, self.plain = cache(self._bundle), cache(self._llm), cache(self._plain)
+
+    @property
+    def requests(self) -> list[tuple[str, dict[str, Any]]]:
+        among = {**self.among, "ignore_eos": True}
+        return [
+            *REQUESTS[1:9:3],
+            ("among two", {"temperature": 0.0, "max_tokens": 30, **among}),
+            ("of them " * 20, {"temperature": 0.8, "seed": 3, "max_tokens": 60, **among}),
+            ("and of these " * 12, {"temperature": 0.5, "seed": 4, "max_tokens": 60, **among}),
+        ]
+
+    def asked(self, **params: Any) -> SamplingParams:
+        return SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **self.among, **params})
+
+    def _bundle(self, form: str) -> Path:
+        recipe = recipe_of(self.name, self._folder, self._target, self._folder / "draft", form)
+        return build(recipe, self._folder / form).folder
+
+    def _llm(self, form: str) -> LLM:
+        """Over a paged cache as a GPU has it; over a linear one, drafts are masked by grammars."""
+        options: Any = {"overlap": True, "cache_tokens": 448} if form == "paged" else {"draft_masks": True}
+        llm = self._opened.enter_context(LLM(self.bundle(form), device="cpu", threads=1, **options))
+        if form == "paged":
+            llm._worker.prepare(partial(capture, llm.loop))  # as a GPU does
+        return llm
+
+    def _plain(self) -> list[Any]:
+        return [told(output) for output in answers(self.llm("linear"), self.requests, window=0)]
+
+
+def recipe_of(kind: str, folder: Path, target: Path, draft: Path, form: str = "linear") -> Recipe:
+    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}'
+    path = folder / f"{kind}-{form}.toml"
+    written = write_recipe(path, target=target, drafting=drafting, backend=CACHES[form], length=256)
+    return Recipe.load(written)
+
+
+@cache
+def reference(target: Path) -> Target:
+    return Target(target)
+
+
+def answers(llm: LLM, requests: Sequence[tuple[str, dict[str, Any]]], **params: Any) -> list[RequestOutput]:
+    return llm.generate([prompt for prompt, _ in requests], [SamplingParams(**asked | params) for _, asked in requests])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafts")
+    tiny_checkpoint(folder / "target", **SIZES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def all_built(folder: Path) -> Iterator[dict[str, Built]]:
+    with ExitStack() as opened:
+        yield {name: Built(name, _made(folder / name), folder / "target", opened) for name in KINDS}
+
+
+@pytest.fixture(params=KINDS)
+def built(all_built: dict[str, Built], request: pytest.FixtureRequest) -> Built:
+    return all_built[request.param]
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+class Watched:
+    """Keeps what every round drafted for the first slot, and how many tokens it emitted."""
+
+    def __init__(self, built: Built, form: str) -> None:
+        self.rounds: list[tuple[list[int], int]] = []
+        self._built, self._paged = built, form == "paged"
+        self.llm = built.llm(form)
+        self._verified = self.llm.loop.drafter.verified
+
+    def __enter__(self) -> "Watched":
+        self.llm.loop.drafter.verified = self  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self.llm.loop.drafter.verified
+
+    def __call__(self, this: Round) -> None:
+        buffers = self.llm.loop.tandem.buffers
+        drafts = buffers.draft_tokens.view(this.batch, this.window)[0].tolist() if this.window else []
+        self.rounds.append((drafts, buffers.count.view(this.batch)[0].item()))
+        self._verified(this)
+
+    def hold(self, prompt: Sequence[int], text: Sequence[int]) -> int:
+        """Every round that drafted did so as the definition; returns how many there were. Forgets them."""
+        kind, known, whole, held = self._built.kind, len(prompt), [*prompt, *text], 0
+        least = known if self._paged and kind.late else kind.least
+        for drafts, count in self.rounds:
+            if drafts and least < known < len(whole):
+                assert drafts == self._built.drafts.drafts(whole[:known], len(drafts)), f"behind {known} tokens"
+                held += 1
+            known += count
+        self.rounds = []
+        return held
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_every_round_drafts_what_the_definition_drafts(built: Built, form: str) -> None:
+    """Behind prompts of several chunks, whatever the round before accepted."""
+    emitted = set()
+    with Watched(built, form) as watched:
+        for length in (1, 2, 65):
+            prompt = [(11 * i * i + length) % 256 for i in range(length)]
+            output = watched.llm.generate(prompt, built.asked())
+            emitted |= {count for _, count in watched.rounds}
+            assert watched.hold(prompt, output.token_ids) >= 3
+    assert len(emitted) >= 2, "drafts are accepted, and refused"
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_rounds_that_draft_nothing_leave_no_hole(built: Built, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = iter([0, 3, 0, 0, 1, 4, 2, 0, 4, *[4] * 30])
+    with Watched(built, form) as watched:
+        monkeypatch.setattr(watched.llm.loop.windows, "of", lambda _live: next(windows))
+        output = watched.llm.generate([8, *SHARED[:50]], built.asked())
+        assert watched.hold([8, *SHARED[:50]], output.token_ids) >= 5
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_a_beginning_that_is_found_again_drafts_as_one_that_was_read(built: Built, form: str) -> None:
+    """What a block holds may depend on the token behind it: then another one there makes another block."""
+    dependent = DRAFTS[built.name].behind
+    with Watched(built, form) as watched:
+        for prompt, cached in (
+            (SHARED, 0),
+            ([*SHARED, 3], 128),
+            (SHARED[:129], 64 if dependent else 128),  # one token must be read for its state
+            (SHARED[:130], 128),
+            ([*SHARED[:128], 255, 1], 64 if dependent else 128),
+            ([*SHARED[:128], 255, 2], 128),
+        ):
+            output = watched.llm.generate(prompt, built.asked(max_tokens=7))
+            assert output.num_cached_tokens == cached
+            assert watched.hold(prompt, output.token_ids) >= 1
+
+
+def test_drafts_change_no_token(built: Built) -> None:
+    speculated = answers(built.llm("linear"), built.requests)
+    assert [told(output) for output in speculated] == built.plain()
+    assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 5
+
+
+def test_who_gives_memory_back_goes_on_with_the_same_text(built: Built) -> None:
+    llm, requests = built.llm("paged"), built.requests[-3:]
+    before = llm.metrics.preemptions
+    found = answers(llm, [*requests[::-1], *requests])
+    assert llm.metrics.preemptions > before
+    assert [told(output) for output in found] == [*built.plain()[:-4:-1], *built.plain()[-3:]]
+
+
+def test_the_rejection_rule_reads_the_laws_of_drafts_and_harms_no_neighbour(built: Built) -> None:
+    requests, plain = built.requests[-2:], built.plain()[-2:]
+    mixed = [(p, params | ({"rule": "rejection"} if i % 2 else {})) for i, (p, params) in enumerate(requests)]
+    found = answers(built.llm("linear"), mixed)
+    assert [told(output) for output in found[::2]] == plain[::2]
+    assert found[1::2][-1].speculation.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("token", "config", "message"),
+    [
+        (320, {}, "pard_token should be an id below vocab_size, 320, it is 320"),
+        (None, {}, "pard_token should be an id below vocab_size, 320, it is None"),
+        (True, {}, "it is True"),
+        (MASK, {"spd_type": "pard2"}, "spd_type is 'pard2', which the exporter does not implement"),
+    ],
+)
+def test_checkpoints_that_are_no_pard_drafts_are_refused(
+    folder: Path, tmp_path: Path, token: Any, config: Any, message: str
+) -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        build(recipe_of("pard", tmp_path, folder / "target", pard(tmp_path / "draft", token, **config)), tmp_path / "x")
+    assert message in str(caught.value)

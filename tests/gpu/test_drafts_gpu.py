@@ -1,0 +1,60 @@
+"""Heads, parallel and block drafts on a CUDA device: every piece is a graph, and what is drafted changes no text."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandemrt import LLM
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tests.engine.draft_kinds import KINDS, SIZES, Target
+from tests.gpu.rounds import MIXED, drive, first_difference, paged, told
+from tests.makers import tiny_checkpoint, write_recipe
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A bundle in bfloat16, and parameters with which many a draft is accepted."""
+    name, kind = request.param, KINDS[request.param]
+    folder = tmp_path_factory.mktemp(name)
+    target = tiny_checkpoint(folder / "target", **SIZES)
+    kind.save(folder / "draft", Target(target))
+    drafting = f'kind = "{name}"\ncheckpoint = "{folder / "draft"}"\nwindow = {kind.window}'
+    recipe = write_recipe(
+        folder / "tiny.toml",
+        target=folder / "draft" if kind.with_target else target,
+        drafting=drafting,
+        backend=paged(),
+        dtype="bfloat16",
+        length=256,
+        prefill_chunk=64,
+    )
+    known = kind.known(folder / "draft")
+    return build(Recipe.load(recipe), folder / "bundle").folder, (
+        {"logit_bias": dict.fromkeys(known, 30.0), "ignore_eos": True} if known else {}
+    )
+
+
+def test_drafts_are_graphs_and_change_no_text(made: tuple[Path, dict[str, Any]]) -> None:
+    bundle, among = made
+    requests = [*MIXED, *(("among " * (7 * i + 1), {"seed": i, "max_tokens": 40, **among}) for i in range(4))]
+    with ExitStack() as stack:
+        plain, graphs, eager = (
+            stack.enter_context(LLM(bundle, **options)) for options in ({"window": 0}, {}, {"cuda_graphs": False})
+        )
+        expected, found = drive(plain, requests), drive(graphs, requests)
+        again, eagerly = drive(graphs, requests), drive(eager, requests)
+        metrics = graphs.metrics
+        print(f"captured {metrics.graphs_captured}, eager {metrics.eager_runs}, accepted {metrics.accepted}")
+        parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(expected, found, strict=True)]
+        print(f"first differences from plain decoding {parted}")
+        assert set(metrics.eager_runs) == {"prompts"}
+        assert sum(metrics.accepted) > 10
+        assert told(again) == told(found)
+        assert told(eagerly) == told(found)
+        assert sum(at is None for at in parted) >= len(requests) // 2

@@ -1,0 +1,113 @@
+"""What the definitions of heads share (tests/eagle3.py, dflash.py, mtp.py): layers in plain torch, with random weights.
+
+None of it shares code with the exporter.
+"""
+
+import torch
+from torch.nn import functional
+
+Weights = dict[str, torch.Tensor]
+
+
+class Draw:
+    """Random weights by a seed. Norms are random too: at 1 they hide mistakes."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def matrix(self, width: int, inner: int) -> torch.Tensor:
+        return torch.randn(width, inner, generator=self._generator) / inner**0.5
+
+    def norm(self, width: int) -> torch.Tensor:
+        return 1 + 0.3 * torch.randn(width, generator=self._generator)
+
+    def layer(
+        self, name: str, *, hidden: int, heads: int, kv_heads: int, head_dim: int, family: str, inner: int | None = None
+    ) -> Weights:
+        """A layer of ``family``, whose attention reads ``inner`` numbers, else ``hidden``."""
+        found = {}
+        for kind, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            found[f"{name}.self_attn.{kind}_proj.weight"] = self.matrix(count * head_dim, inner or hidden)
+        found[f"{name}.self_attn.o_proj.weight"] = self.matrix(hidden, heads * head_dim)
+        found[f"{name}.mlp.gate_proj.weight"] = self.matrix(2 * hidden, hidden)
+        found[f"{name}.mlp.up_proj.weight"] = self.matrix(2 * hidden, hidden)
+        found[f"{name}.mlp.down_proj.weight"] = self.matrix(hidden, 2 * hidden)
+        found |= {
+            f"{name}.{each}.weight": self.norm(hidden) for each in ("input_layernorm", "post_attention_layernorm")
+        }
+        if family == "qwen3":
+            found |= {f"{name}.self_attn.{kind}_norm.weight": self.norm(head_dim) for kind in "qk"}
+        return found
+
+    def vocabulary(self, vocab: int, known: int) -> Weights:
+        """Maps of a draft vocabulary; none if all tokens are ``known``."""
+        if known == vocab:
+            return {}
+        ids = torch.randperm(vocab, generator=self._generator)[:known].sort().values
+        within = torch.zeros(vocab, dtype=torch.bool)
+        within[ids] = True
+        return {"d2t": ids - torch.arange(known), "t2d": within}
+
+
+class Layers:
+    """Layers in float32 with the cache of one text. ``weights`` by the names of the checkpoint."""
+
+    def __init__(self, weights: Weights, head_dim: int, eps: float = 1e-5) -> None:
+        self.weights = weights
+        self.cache: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._head_dim = head_dim
+        self._eps = eps
+
+    def keep(self, rows: int) -> None:
+        """Drop what the cache holds behind its first ``rows`` tokens."""
+        self.cache = {name: (key[:, :rows], value[:, :rows]) for name, (key, value) in self.cache.items()}
+
+    @property
+    def held(self) -> int:
+        """Tokens in the cache."""
+        return next((key.shape[1] for key, _ in self.cache.values()), 0)
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._eps) * self.weights[f"{name}.weight"]
+
+    def write(self, name: str, x: torch.Tensor, begin: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of ``x`` [tokens, …], from place ``begin`` on, behind those in the cache; all of them."""
+        attention = f"{name}.self_attn"
+        key, value = self._heads(x, attention, "k", begin), self._projected(x, attention, "v")
+        if name in self.cache:
+            key, value = (torch.cat(pair, 1) for pair in zip(self.cache[name], (key, value), strict=True))
+        self.cache[name] = key, value
+        return key, value
+
+    def block(
+        self, name: str, stream: torch.Tensor, normed: torch.Tensor, begin: int, *, causal: bool = True
+    ) -> torch.Tensor:
+        """Attention over ``normed`` [tokens, …] and all in front of it, then the MLP; not ``causal``: and over it."""
+        count = len(normed)
+        key, value = self.write(name, normed, begin)
+        query = self._heads(normed, f"{name}.self_attn", "q", begin)
+        group = len(query) // len(key)
+        scores = query @ key.repeat_interleave(group, 0).transpose(1, 2) / self._head_dim**0.5
+        if causal:
+            later = torch.arange(key.shape[1])[None] > begin + torch.arange(count)[:, None]
+            scores = scores.masked_fill(later, float("-inf"))
+        mixed = (scores.softmax(-1) @ value.repeat_interleave(group, 0)).transpose(0, 1).reshape(count, -1)
+        stream = stream + mixed @ self.weights[f"{name}.self_attn.o_proj.weight"].T
+        x = self.norm(stream, f"{name}.post_attention_layernorm")
+        gate, up, down = (self.weights[f"{name}.mlp.{kind}_proj.weight"] for kind in ("gate", "up", "down"))
+        return stream + (functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+    def _projected(self, x: torch.Tensor, attention: str, kind: str) -> torch.Tensor:
+        found = x @ self.weights[f"{attention}.{kind}_proj.weight"].T
+        if f"{attention}.{kind}_proj.bias" in self.weights:
+            found = found + self.weights[f"{attention}.{kind}_proj.bias"]
+        return found.view(len(x), -1, self._head_dim).transpose(0, 1)
+
+    def _heads(self, x: torch.Tensor, attention: str, kind: str, begin: int) -> torch.Tensor:
+        """Queries or keys, normed and rotated, [heads, tokens, head_dim]."""
+        heads, dim = self._projected(x, attention, kind), self._head_dim
+        if f"{attention}.{kind}_norm.weight" in self.weights:
+            heads = self.norm(heads, f"{attention}.{kind}_norm")
+        angles = (begin + torch.arange(len(x)))[:, None] / 10000.0 ** (torch.arange(0, dim, 2) / dim)
+        cosine, sine = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+        return heads * cosine + torch.cat([-heads[..., dim // 2 :], heads[..., : dim // 2]], -1) * sine

@@ -1,0 +1,64 @@
+"""Layers that predict tokens further on with random weights, and what such a layer computes, in plain torch.
+
+DeepSeek-AI, "DeepSeek-V3" (arXiv 2412.19437), in the three forms in which such layers are published. Fed back is the
+state behind the layer's last norm.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tests.heads import Draw, Layers, Weights
+
+# Where a form keeps the layer, and what it calls its parts; MiMo reads the state first.
+FORMS = {
+    "deepseek": ("model.layers.{}", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
+    "mimo": ("model.mtp_layers.0", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
+    "speculators": ("mtp_layers.0", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
+}
+
+
+@dataclass(frozen=True)
+class MtpLayer:
+    """The shape of a layer behind ``target_layers`` others, and its form."""
+
+    hidden: int
+    target_layers: int
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    form: str = "deepseek"
+
+    @property
+    def prefix(self) -> str:
+        return FORMS[self.form][0].format(self.target_layers)
+
+    def named(self, part: int) -> str:
+        return f"{self.prefix}.{FORMS[self.form][1][part]}"
+
+    def weights(self, seed: int = 0) -> Weights:
+        """Random weights. One number of the last norm is large, so that few tokens are likely."""
+        draw, hidden = Draw(seed), self.hidden
+        sizes = {"hidden": hidden, "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        found = draw.layer(self.prefix, **sizes, family="qwen3")
+        found |= {f"{self.named(part)}.weight": draw.norm(hidden) for part in (0, 1, 3)}
+        found[f"{self.named(3)}.weight"][3] = 40
+        return found | {f"{self.named(2)}.weight": draw.matrix(hidden, 2 * hidden)}
+
+
+class Definition(Layers):
+    """A layer in float32 with a cache of its own, for one text."""
+
+    def __init__(self, layer: MtpLayer, weights: Weights, embedding: torch.Tensor, lm_head: torch.Tensor) -> None:
+        super().__init__(weights, layer.head_dim, eps=1e-6)
+        self._layer, self._embedding, self._lm_head = layer, embedding, lm_head
+
+    def __call__(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed pairs behind those in the cache: logits [tokens, vocab] and the states to feed back."""
+        layer, name, begin = self._layer, self._layer.prefix, self.held
+        pair = [self.norm(self._embedding[tokens], layer.named(0)), self.norm(states, layer.named(1))]
+        both = torch.cat(pair[::-1] if layer.form == "mimo" else pair, -1)
+        stream = both @ self.weights[f"{layer.named(2)}.weight"].T
+        stream = self.block(name, stream, self.norm(stream, f"{name}.input_layernorm"), begin)
+        last = self.norm(stream, layer.named(3))
+        return last @ self._lm_head.T, last

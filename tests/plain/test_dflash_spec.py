@@ -1,0 +1,80 @@
+"""What a DFlash checkpoint may say, and what is refused before anything is built."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.read.dflash import DFlashSpec
+from tests.dflash import BlockHead
+from tests.plain.test_eagle3_spec import TARGET
+
+HEAD = BlockHead(vocab=50, hidden=32, draft_vocab=50, block=8, mask_token=49, features=(2, 4, 5), max_length=64)
+
+
+def read(config: dict[str, Any], **layer: Any) -> DFlashSpec:
+    if layer:
+        config = config | {"transformer_layer_config": config["transformer_layer_config"] | layer}
+    return DFlashSpec.from_hf(config, TARGET)
+
+
+def test_both_forms_of_config_say_the_same() -> None:
+    """The one names layers by their inputs, the other by their outputs."""
+    flat = replace(HEAD, flat=True).config()
+    assert flat["dflash_config"]["target_layer_ids"] == [1, 3, 4]
+    newer = {name: value for name, value in flat.items() if name != "block_size"}
+    newer["dflash_config"] = flat["dflash_config"] | {"block_size": 8}
+    assert read(flat) == read(newer) == read(HEAD.config())
+    assert read(HEAD.config()).features == (2, 4, 5)
+
+
+def test_layers_that_slide_are_causal_unless_the_config_says_otherwise() -> None:
+    slides = replace(HEAD, sliding=(True, False)).config()
+    assert (read(slides).causal, read(slides).reach) == ((True, False), 64)
+    assert read(slides | {"sliding_window_non_causal": True}).causal == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layer", "message"),
+    [
+        ({}, {"vocab_size": 60}, "vocab_size should be the target's, 50, it is 60; choose a head"),
+        ({"target_hidden_size": 64}, {}, "target_hidden_size should be the target's hidden_size, 32, it is 64"),
+        ({"draft_vocab_size": 51}, {}, "draft_vocab_size should be at most the target's vocab_size, 50, it is 51"),
+        ({}, {"hidden_size": 64}, "hidden_size should be the target's, 32, whose embedding it reads, it is 64"),
+        ({"aux_hidden_state_layer_ids": [2, 8]}, {}, "different layers of the target by their inputs, 0..7"),
+        ({"aux_hidden_state_layer_ids": None}, {}, "aux_hidden_state_layer_ids is missing"),
+        ({"block_size": 18}, {}, "block_size should be 2 to 17, it is 18"),
+        ({"block_size": 1}, {}, "block_size should be 2 to 17, it is 1"),
+        ({"mask_token_id": 50}, {}, "mask_token_id should be an id below vocab_size, 50, it is 50"),
+        ({"mask_token_id": None}, {}, "mask_token_id should be an id, it is None"),
+        ({"sample_from_anchor": True}, {}, "sample_from_anchor is True, which the exporter does not implement"),
+        ({"speculators_model_type": "dspark"}, {}, "speculators_model_type is 'dspark', which the exporter does not"),
+        ({"markov_rank": 256}, {}, "the field(s) 'markov_rank'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, {}, "a head must come with whole weights"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(changes: Any, layer: Any, message: str) -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        read(HEAD.config() | changes, **layer)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["DSparkDraftModel"]}, "architectures should be ['DFlashDraftModel'], it is"),
+        ({"num_target_layers": 9}, "num_target_layers should be the target's num_hidden_layers, 8, it is 9"),
+        ({"use_sliding_window": True, "sliding_window": 40}, "see the block in different ways in different tools"),
+        (
+            {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 7]}},
+            "by their outputs, -1..6 (tools disagree on 7, what the last one gives), it is [1, 7]",
+        ),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1], "causal": True}}, "the field(s) 'causal'"),
+        ({"block_size": None}, "block_size should be a whole number of at least 1"),
+    ],
+)
+def test_flat_configs_that_do_not_fit_are_refused(changes: Any, message: str) -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        read(replace(HEAD, flat=True).config() | changes)
+    assert message in str(caught.value)
