@@ -91,11 +91,12 @@ def test_what_is_installed_is_the_wheel_and_not_the_checkout(installed: Path, tm
     assert all(Path(line).is_relative_to(installed.parents[1]) for line in found.split())
 
 
-def test_a_pair_whose_checkpoints_are_not_there_says_what_to_put_where(installed: Path, tmp_path: Path) -> None:
+def test_a_pair_whose_checkpoints_are_nowhere_is_refused_by_its_name_on_the_hub(
+    installed: Path, tmp_path: Path
+) -> None:
     command = [installed.parent / "tandemrt", "export", "build", "qwen3-8b"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(installed), capture_output=True, text=True, check=False
-    )
+    offline = environment(installed) | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "target.checkpoint: must be an existing folder; got" in done.stderr
-    assert "draft.checkpoint: must be an existing folder; got" in done.stderr
+    said = "target.checkpoint: must be an existing folder or a name of the Hugging Face hub; got 'Qwen/Qwen3-8B'"
+    assert said in " ".join(done.stderr.split())
