@@ -50,7 +50,8 @@ def test_the_figures_beside_the_peers_are_those_of_the_benchmarks() -> None:
 
 
 def test_the_figures_of_speculation_are_those_of_the_benchmarks() -> None:
-    table = re.findall(r"^\| (\d+) \| ([04]) \| ([\d.]+) \|.*\| ([\d,]+) \| [\d.]+ \|", BENCHMARKS, re.MULTILINE)
+    bfloat16, _ = BENCHMARKS.split("The same shapes with products in float8")
+    table = re.findall(r"^\| (\d+) \| ([04]) \| ([\d.]+) \|.*\| ([\d,]+) \| [\d.]+ \|", bfloat16, re.MULTILINE)
     by_window = {
         window: [float(tokens.replace(",", "")) for _, each, _, tokens in table if each == window] for window in "04"
     }
