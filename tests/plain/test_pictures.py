@@ -49,6 +49,25 @@ def test_the_figures_beside_the_peers_are_those_of_the_benchmarks() -> None:
         assert list(MEASURED[drawn_from]) == ["TandemRT", "vLLM", "SGLang"]
 
 
+def test_the_figures_by_weights_are_those_of_the_benchmarks() -> None:
+    _, float8 = BENCHMARKS.split("The same shapes with products in float8")
+    rows = re.findall(r"^\| (\d+) \| 0 \| ([\d.]+) \|.*\| ([\d.]+) \|$", float8, re.MULTILINE)
+    drawn_from = MEASURED["ms_per_token_by_weights"]
+    assert [int(batch) for batch, *_ in rows] == MEASURED["batches_by_weights"]
+    assert [float(ours) for _, ours, _ in rows] == drawn_from["float8"]
+    assert [float(whole) for *_, whole in rows] == drawn_from["bfloat16"]
+    peer = " / ".join(f"{each:.2f}" for each in drawn_from["vLLM, float8"])
+    assert f"With FP8 weights vLLM takes {peer} ms" in BENCHMARKS
+
+
+def test_the_figures_of_acceptance_are_those_of_the_benchmarks() -> None:
+    section = BENCHMARKS[BENCHMARKS.index("## Acceptance by temperature") :].split("\n## ")[0]
+    rows = [line.strip("| ").split("|") for line in section.splitlines() if re.match(r"\| \d", line)]
+    lengths = [[float(cell.split()[0]) for cell in cells] for _, *cells in rows]
+    assert [list(column) for column in zip(*lengths, strict=True)] == list(MEASURED["acceptance_length"].values())
+    assert [row[0].split("(")[0].strip() for row in rows] == MEASURED["temperatures"]
+
+
 def test_the_figures_of_speculation_are_those_of_the_benchmarks() -> None:
     bfloat16, _ = BENCHMARKS.split("The same shapes with products in float8")
     table = re.findall(r"^\| (\d+) \| ([04]) \| ([\d.]+) \|.*\| ([\d,]+) \| [\d.]+ \|", bfloat16, re.MULTILINE)

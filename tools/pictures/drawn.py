@@ -38,6 +38,22 @@ def first_tokens(measured: Measured) -> str:
     return bars("First tokens", about, groups, series, _labels(series, "{:,.4g}"))
 
 
+def weights(measured: Measured) -> str:
+    """Milliseconds of a token of plain decoding by the weights' precision, beside a peer's."""
+    groups = [f"batch {batch}" for batch in measured["batches_by_weights"]]
+    series = measured["ms_per_token_by_weights"]
+    about = "milliseconds of a plain token, one H200, an 8B shape"
+    return bars("Weights in 8 bits", about, groups, series, _labels(series, "{:.2f}"))
+
+
+def acceptance(measured: Measured) -> str:
+    """Tokens that a round of four drafts emits, by temperature and by how the draft chooses."""
+    groups = [f"at {each}" for each in measured["temperatures"]]
+    series = measured["acceptance_length"]
+    about = "tokens a round at a temperature, the demo, 4 drafted tokens"
+    return bars("Acceptance by temperature", about, groups, series, _labels(series, "{:.2f}"))
+
+
 def timeline(measured: Measured) -> str:
     """A round on the device, to scale, and what the host does meanwhile, in its order alone."""
     ms = measured["round_at_batch_16_ms"]
@@ -88,6 +104,8 @@ PICTURES: Mapping[str, Callable[[Measured], str]] = {
     "rounds": rounds,
     "tokens": tokens,
     "first-tokens": first_tokens,
+    "weights": weights,
+    "acceptance": acceptance,
     "timeline": timeline,
     "build": build,
 }
