@@ -1,7 +1,9 @@
 """Checkpoints that a recipe names as the Hugging Face hub does: from the hub's local cache, or fetched into it."""
 
+import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.recipe import Recipe
 
-NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*?)(?:@(?P<revision>[\w.-]+))?", re.ASCII)
+_WORD = r"[A-Za-z0-9][\w.-]*"
+NAME = re.compile(rf"(?P<repository>{_WORD}/{_WORD}?)(?:@(?P<revision>{_WORD}))?", re.ASCII)
 FILES = ["*.json", "*.jinja", "merges.txt", "model*.safetensors"]
 OTHERS = ["*/*"]  # the same model in other forms: original/, onnx/
 
@@ -46,12 +49,12 @@ def _folder(
     snapshot = partial(snapshot_download, repository, revision=revision, allow_patterns=FILES, ignore_patterns=OTHERS)
     name = repository if revision is None else f"{repository}@{revision}"
     try:
-        return Path(snapshot(local_files_only=True))
-    except LocalEntryNotFoundError:
-        pass
-    if begin is not None:
-        begin(f"Fetch {name} from the Hugging Face hub")
-    try:
+        with suppress(LocalEntryNotFoundError):
+            found = Path(snapshot(local_files_only=True))
+            if _is_whole(found):
+                return found
+        if begin is not None:
+            begin(f"Fetch {name} from the Hugging Face hub")
         return Path(snapshot(tqdm_class=_bar(progress)))
     except GatedRepoError:
         why = "ask for access on its page, then log in: hf auth login"
@@ -63,6 +66,13 @@ def _folder(
         f"{key}: must be an existing folder or a name of the Hugging Face hub; got {quoted(name)}, which is no folder "
         f"beside the recipe, is not whole in the hub's cache, and could not be fetched: {why}"
     )
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder of the cache has all of a checkpoint: others fetch a repository's files one by one."""
+    index = folder / "model.safetensors.index.json"
+    shards = set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    return all((folder / name).is_file() for name in {"config.json", "tokenizer.json", *shards})
 
 
 def _bar(progress: Progress | None) -> Any:

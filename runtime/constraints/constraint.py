@@ -186,8 +186,8 @@ class Constraint:
                 for token in tokens[: most - len(found)]:
                     state, _ = self._phases.step(state, token)
                     found.append(token)
-        except (Refused, BadRequest):
-            pass  # a banned token, say, or a text that is too complex, as ``fill`` will say to its request alone
+        except Exception:
+            pass  # a banned token, say, or a text that is too complex; what is wrong ``fill`` says to its request alone
         finally:
             self._phases.undo()
         return found

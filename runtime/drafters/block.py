@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.plugins.tensors import torch
@@ -57,7 +57,8 @@ class BlockDrafter(AtOnceDrafter):
         self._width = int(engines["context"].contract["features"].shape[-1])
         self._ids = torch.zeros(slots, block, dtype=torch.int64, device=device).fill_(mask_token)
         self._block_call = cache(self._bind_block)
-        self._context_call = lru_cache(MOST_PACKED)(self._bind_context)
+        self._context_call = cache(partial(self._bind_context, prompts=NO_PROMPTS))  # their graphs stay, so they do
+        self._packed_context_call = lru_cache(MOST_PACKED)(self._bind_context)
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""
@@ -107,10 +108,10 @@ class BlockDrafter(AtOnceDrafter):
     def scored(self, this: Round) -> None:
         """See Drafter.scored. Features of the window and of prompts go into the cache."""
         batch, rows, prompts = this.batch, this.window + 1, this.prompts
-        call = self._context_call(batch, rows, prompts)
         if prompts != NO_PROMPTS:
-            self._graphs.run_eagerly(call.run, "prompts")
+            self._graphs.run_eagerly(self._packed_context_call(batch, rows, prompts).run, "prompts")
         else:
+            call = self._context_call(batch, rows)
             capturable = self._engines["context"].capturable
             self._graphs.run(("context", batch, rows), call.run, outputs=[], capturable=capturable)
 

@@ -1,7 +1,7 @@
 """Masks for drafts: what a drafted token may be, by a fork of its request's constraint."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import numpy as np
 
@@ -29,7 +29,10 @@ class DraftMasks:
 
     def begin(self, rows: Mapping[int, Running]) -> None:
         """Stand where the committed texts of ``rows`` stand, by slot."""
-        self._forks = {slot: (running.constraint.fork(), running) for slot, running in rows.items()}
+        self._forks = {}
+        for slot, running in rows.items():
+            with suppress(Exception):  # its drafts are not masked then; what ails it is said where masks are filled
+                self._forks[slot] = (running.constraint.fork(), running)
 
     def apply(self, logits: torch.Tensor) -> None:
         """Bar in ``logits`` [batch, vocab] what may not follow. A row that nobody follows stays as it is."""

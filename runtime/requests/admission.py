@@ -31,6 +31,9 @@ from tandemrt.runtime.requests.share import GrammarShare
 from tandemrt.runtime.requests.text import Transcript
 from tandemrt.runtime.requests.waiting import Enforcement, Waiting
 
+MOST_LISTED = 1 << 18  # ids that are banned and allowed, of all outputs of a request
+MOST_PROMPT_LOGPROBS = 1 << 16  # values, of all outputs: they are told at once, by whoever tells everybody
+
 
 class Admission:
     """Knows the bundle's limits, markers and vocabulary, and holds every request against them."""
@@ -104,6 +107,7 @@ class Admission:
                 f"{' beside the pass for prompt_logprobs' if scored else ''}, received {params.n}; ask for fewer or "
                 "raise queue_limit"
             )
+        self._require_size(params, len(ids))
         max_tokens = room if params.max_tokens is None else params.max_tokens
         seed = secrets.randbits(64) if params.seed is None else params.seed
         scores = None if params.prompt_logprobs is None else PromptScores(listener, pending=scored)
@@ -122,7 +126,11 @@ class Admission:
             )
             for index in range(params.n)
         ]
-        queued = [self._waiting(request, requests[0]) for request in requests]
+        enforcements = self._enforcements(ids, params, max_tokens, client)
+        queued = [
+            self._waiting(request, requests[0], enforcement)
+            for request, enforcement in zip(requests, enforcements, strict=True)
+        ]
         if scores is not None:
             scores.requests = requests
             queued += [self._scoring(requests[0], scores, called)] if scored else []
@@ -134,14 +142,29 @@ class Admission:
         self._grammars.close()
         self._processes.close()
 
-    def _waiting(self, request: Request, first: Request) -> Waiting:
+    def _require_size(self, params: SamplingParams, prompt_tokens: int) -> None:
+        """Raise BadRequest where several outputs multiply what one request may ask for."""
+        listed = params.n * (len(params.banned_token_ids or ()) + len(params.allowed_token_ids or ()))
+        if params.n > 1 and listed > MOST_LISTED:
+            raise BadRequest(
+                f"n: outputs times banned_token_ids and allowed_token_ids must be at most {MOST_LISTED}, received "
+                f"{listed}; ask for fewer outputs at a time"
+            )
+        told = 0 if params.prompt_logprobs is None else params.n * prompt_tokens * (params.prompt_logprobs + 1)
+        if told > MOST_PROMPT_LOGPROBS:
+            raise BadRequest(
+                f"prompt_logprobs: outputs times prompt tokens times logprobs must be at most {MOST_PROMPT_LOGPROBS}, "
+                f"received {told}; ask for fewer of them, or for a shorter prompt"
+            )
+
+    def _waiting(self, request: Request, first: Request, enforcement: "Future[Enforcement]") -> Waiting:
         params = request.params
         hashes = self._hashes(request.prompt, params.cache_salt, request.window)
         # Only what others can find is worth waiting for.
         shares = hashes is not None and len(request.prompt) - 1 - hashes.behind >= BLOCK_SIZE
         return Waiting(
             request,
-            self._enforcement(request.prompt, params, request.max_tokens, request.client),
+            enforcement,
             Transcript(
                 self._tokenizer.backend,
                 params.stop,
@@ -204,9 +227,10 @@ class Admission:
         hashes.first(ids, max(0, len(ids) - hashes.behind) // BLOCK_SIZE)  # here rather than in the loop
         return hashes
 
-    def _enforcement(
+    def _enforcements(
         self, ids: list[int], params: SamplingParams, max_tokens: int, client: str
-    ) -> "Future[Enforcement]":
+    ) -> "list[Future[Enforcement]]":
+        """What each of the outputs must obey; what takes long, words and grammar, is worked out once for all."""
         thinking = self._thinking(params)
         stop_ids = (*(() if params.ignore_eos else self._bundle.stop_ids), *params.stop_token_ids)
 
@@ -228,32 +252,35 @@ class Admission:
                 bad_words=words,
             )
 
-        ready: Future[Enforcement] = Future()
+        outputs: list[Future[Enforcement]] = [Future() for _ in range(params.n)]
         plain = constraint(None)  # refuses at once what does not depend on a grammar
         if params.structured_outputs is None:
-            ready.set_result(Enforcement(plain))
-            return ready
+            for index, ready in enumerate(outputs):
+                ready.set_result(Enforcement(constraint(None) if index else plain))
+            return outputs
 
         def start(compiled: "Future[Compiled]") -> None:
-            if not ready.set_running_or_notify_cancel():
-                return
-            try:
-                # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
-                grammar = compiled.result()
-                check = None if grammar.check is None else partial(self._check, client, grammar.check)
-                share = GrammarShare(self._options.fill_timeout_s)
-                ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check, share))
-            except BaseException as error:  # whoever waits must hear of any
-                ready.set_exception(error)
+            for ready in outputs:
+                if not ready.set_running_or_notify_cancel():
+                    continue
+                try:
+                    # A grammar ends with a stop token; with ignore_eos it still may, where it is complete.
+                    grammar = compiled.result()
+                    check = None if grammar.check is None else partial(self._check, client, grammar.check)
+                    share = GrammarShare(self._options.fill_timeout_s)
+                    ready.set_result(Enforcement(constraint(grammar.matcher(stop_ids or None)), check, share))
+                except BaseException as error:  # whoever waits must hear of any
+                    ready.set_exception(error)
 
-        def abandoned(given: "Future[Enforcement]") -> None:
-            if given.cancelled():
+        def abandoned(_: "Future[Enforcement]") -> None:
+            if all(ready.cancelled() for ready in outputs):
                 self._grammars.abandon(compiled)
 
         compiled = self._grammars.compile(params.structured_outputs, client)
-        ready.add_done_callback(abandoned)
+        for ready in outputs:
+            ready.add_done_callback(abandoned)
         compiled.add_done_callback(start)
-        return ready
+        return outputs
 
     def _check(self, client: str, check: OutputCheck, text: str) -> "Future[str | None]":
         what = "structured_outputs.json: checking the finished text"

@@ -65,6 +65,7 @@ class PromptScores:
         self._held: list[StreamOutput] = []
         self._logprobs: list[TokenLogprobs] | None = None if pending else []
         self._failure: BaseException | None = None
+        self._cut = ""  # the finish reason of a pass that did not come to its end
 
     def listen(self, item: StreamOutput) -> None:
         """Hear of an output."""
@@ -80,6 +81,10 @@ class PromptScores:
         if item.output is None:
             return
         self._logprobs, self._failure = item.output.logprobs or [], scoring.failure
+        self._cut = item.output.finish_reason if item.output.finish_reason in ("timeout", "cancelled") else ""
+        if self._failure is not None:
+            for request in self.requests:
+                request.cancel()
         held, self._held = self._held, []
         for each in held:
             self.listen(each)
@@ -90,4 +95,6 @@ class PromptScores:
         if self._failure is not None and request.failure is None:
             request.failure = self._failure
             output = replace(output, finish_reason="error", error=named(self._failure))
+        elif self._cut and output.finish_reason in ("stop", "length"):
+            output = replace(output, finish_reason=self._cut)
         self._listener(replace(item, output=output))

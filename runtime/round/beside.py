@@ -20,7 +20,10 @@ def beside(work: Mapping[K, Callable[[], T]]) -> dict[K, Callable[[], T]]:
     results: dict[K, Callable[[], T]] = dict(work)
     for part in range(1, threads):
         futures = {key: Future[T]() for key in list(work)[part::threads]}
-        Thread(target=_do, args=([(futures[key], work[key]) for key in futures],), name="tandemrt-beside").start()
+        try:
+            Thread(target=_do, args=([(futures[key], work[key]) for key in futures],), name="tandemrt-beside").start()
+        except RuntimeError:  # the system gives no more threads: whoever asks does it
+            break
         results |= {key: future.result for key, future in futures.items()}
     return results
 

@@ -69,14 +69,15 @@ class Graphs:
         Of more than QUICK ``tokens``, a capture would take longer than it ever saves, and they run eagerly. The call is
         enqueued first, so that the device computes it meanwhile. It changes no state, and its engines have run in this
         size, so neither warm-up nor check is needed. The least recent graphs are given up; ``keep`` is what the graph
-        reads and writes.
+        reads and writes, and is kept with the graph that was captured of it, whatever later calls bring.
         """
         if self._off or not capturable or tokens > QUICK:
             self.run_eagerly(work, "prompts")
             return
-        graph, _ = self._prompts.pop(key, (None, None))
+        graph, kept = self._prompts.pop(key, (None, None))
         if isinstance(graph, torch.cuda.CUDAGraph):
             graph.replay()
+            keep = kept
             self._metrics.graph_replays += 1
         else:
             self.run_eagerly(work, graph or "prompts")

@@ -59,7 +59,9 @@ class TextChoice:
         return choices
 
     def _end(self, output: RequestOutput) -> dict[str, Any]:
-        end = _end(output, called=self._calls is not None and bool(self._calls.whole))
+        # What a stop string cut off may be half a call.
+        called = self._calls is not None and bool(self._calls.whole) and not isinstance(output.stop_reason, str)
+        end = _end(output, called=called)
         if self._token_ids is not None:
             end["prompt_token_ids"] = output.prompt_token_ids
         if output.prompt_logprobs is not None:  # as vLLM has them

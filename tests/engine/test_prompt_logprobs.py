@@ -1,6 +1,7 @@
 """How likely a prompt was, by a pass over it in windows: with speculation as without, and no text changes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandemrt import LLM, SamplingParams
+from tandemrt import LLM, SamplingParams, StreamOutput
 from tandemrt.engines.errors import BadRequest
+from tandemrt.runtime.requests.outputs import Delta
+from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.scoring import PromptScores
 
 PROMPT = [(7 * i) % 256 for i in range(37)]
 
@@ -85,3 +89,26 @@ def test_the_pass_is_cancelled_with_its_request_and_takes_a_place_in_the_queue(l
     assert [item.output.finish_reason for item in heard if item.output] == ["cancelled"]
     with pytest.raises(BadRequest, match=r"7 in all beside the pass for prompt_logprobs, received 8"):
         llm.generate(PROMPT, asked(n=8))
+
+
+def test_what_several_outputs_multiply_is_bounded_before_anything_is_made(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandemrt.runtime.requests.admission.MOST_PROMPT_LOGPROBS", 37 * 3 * 2)
+    assert llm.generate(PROMPT, asked(n=2)).prompt_logprobs is not None
+    with pytest.raises(BadRequest, match="prompt_logprobs: outputs times prompt tokens times logprobs must be at most"):
+        llm.generate(PROMPT, asked(n=3))
+    with pytest.raises(BadRequest, match="n: outputs times banned_token_ids and allowed_token_ids must be at most"):
+        llm.generate(PROMPT, SamplingParams(n=3, banned_token_ids=[1] * 100_000, max_tokens=1))
+
+
+def test_a_pass_that_ran_out_of_time_ends_its_outputs_so(llm: LLM) -> None:
+    output = llm.generate(PROMPT, SamplingParams(max_tokens=1, ignore_eos=True))
+    told: list[StreamOutput] = []
+    scores = PromptScores(told.append, pending=True)
+    request = Request(PROMPT, SamplingParams(), seed=1, max_tokens=1, window=0, listener=scores.listen)
+    scores.requests = [request]
+    scores.listen(StreamOutput(Delta("", ""), [5], output))
+    assert told == []
+    scores.hear(request, StreamOutput(Delta("", ""), [], replace(output, finish_reason="timeout")))
+    assert [item.output.finish_reason for item in told if item.output] == ["timeout"]

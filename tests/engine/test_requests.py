@@ -201,7 +201,7 @@ def test_where_nothing_is_found_to_draft_nothing_counts_as_drafted(ngram_bundle:
     with LLM(ngram_bundle, threads=1) as llm:
         output = llm.generate([1, 2, 3, 4, 5], SamplingParams(max_tokens=2, ignore_eos=True))
         assert (llm.metrics.drafted, llm.metrics.evaluated, llm.metrics.steps) == (0, 0, 0)
-        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        params = SamplingParams(max_tokens=5, ignore_eos=True, seed=1)
         beside = llm.generate([list(range(1, 31)), [7, 8, 9] * 10], params)
         assert llm.metrics.drafted == beside[1].speculation.num_draft_tokens
     assert output.speculation.num_draft_tokens == beside[0].speculation.num_draft_tokens == 0

@@ -118,6 +118,16 @@ def test_a_name_of_the_hub_is_fetched_built_and_found_again_without_a_network(
     assert with_checkpoints(recipe(tmp_path / "others", "someone/tiny@main")).target == found.target
 
 
+def test_what_others_left_in_the_cache_is_fetched_whole(tmp_path: Path, cache: Path) -> None:
+    kept = cache / "models--someone--tiny"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(COMMIT)
+    (kept / "snapshots" / COMMIT).mkdir(parents=True)
+    (kept / "snapshots" / COMMIT / "config.json").write_text("{}")
+    found = with_checkpoints(recipe(tmp_path, "someone/tiny")).target.checkpoint
+    assert (found / "model.safetensors").is_file()
+
+
 def test_a_folder_that_is_there_is_taken_and_nobody_is_asked(tmp_path: Path, repository: Hub) -> None:
     folder = tmp_path / "someone" / "tiny"
     folder.mkdir(parents=True)
@@ -131,6 +141,7 @@ def test_a_folder_that_is_there_is_taken_and_nobody_is_asked(tmp_path: Path, rep
     [
         ("someone/gated", "ask for access on its page, then log in: hf auth login"),
         ("someone/nothing", "the hub has no such repository"),
+        ("someone/run--3", "could not be fetched"),
     ],
 )
 def test_what_the_hub_refuses_is_refused_with_what_to_do(tmp_path: Path, name: str, reason: str) -> None:

@@ -1,6 +1,8 @@
 """Work of one round in several threads: each part is heard where it is asked for."""
 
 import threading
+from functools import partial
+from threading import Thread
 
 import pytest
 
@@ -30,3 +32,12 @@ def test_parts_meet_one_another_in_as_many_threads_as_there_may_be() -> None:
 def test_one_part_alone_needs_no_thread() -> None:
     assert beside({1: threading.current_thread})[1]() is threading.current_thread()
     assert beside({}) == {}
+
+
+def test_where_no_thread_can_be_had_whoever_asks_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", refuse)
+    results = beside({key: partial(str, key) for key in range(9)})
+    assert [results[key]() for key in range(9)] == [str(key) for key in range(9)]
