@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests.heads import Draw, Layers, Weights
+from tests.heads import Draw, Layers, Weights, layer_config
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,7 @@ class Head:
 
     def config(self) -> dict[str, Any]:
         """config.json."""
-        layer = {
-            "model_type": self.family,
-            "attention_bias": False,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "hidden_size": self.hidden,
-            "intermediate_size": 2 * self.hidden,
-            "max_position_embeddings": self.max_length,
-            "num_attention_heads": self.heads,
-            "num_hidden_layers": self.layers,
-            "num_key_value_heads": self.kv_heads,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-            "tie_word_embeddings": False,
-            "vocab_size": self.vocab,
-        }
+        layer = layer_config(self, self.family)
         if self.flat:
             ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.features)}}
             return {"architectures": ["LlamaForCausalLMEagle3"], **layer, "draft_vocab_size": self.draft_vocab, **ids}

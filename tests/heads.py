@@ -3,10 +3,51 @@
 None of it shares code with the exporter.
 """
 
+from typing import Any, Protocol
+
 import torch
 from torch.nn import functional
 
 Weights = dict[str, torch.Tensor]
+
+
+class Shape(Protocol):
+    """What the config.json of every head says of its layers."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def max_length(self) -> int: ...
+
+
+def layer_config(shape: Shape, family: str) -> dict[str, Any]:
+    """What config.json says of layers of ``family``, under the names of transformers."""
+    return {
+        "model_type": family,
+        "attention_bias": False,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "intermediate_size": 2 * shape.hidden,
+        "max_position_embeddings": shape.max_length,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.kv_heads,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "tie_word_embeddings": False,
+        "vocab_size": shape.vocab,
+    }
 
 
 class Draw:
