@@ -75,7 +75,7 @@ class Checkpoint:
         single = folder / "model.safetensors"
         if single.exists() or not index.exists():
             return cls(folder, config, read_header(single), (single,))
-        shards = _read_index(index)
+        shards = read_index(index)
         tensors: dict[str, StoredTensor] = {}
         for file in sorted(set(shards.values())):
             tensors.update(read_header(folder / file))
@@ -146,7 +146,8 @@ def _stored(name: str, entry: Any, file: Path, start: int) -> StoredTensor:
     return StoredTensor(name, dtype, shape, file, start + begin, end - begin)
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """The file of every tensor, as the index of a sharded checkpoint names them. Raises BadCheckpoint."""
     shards = _read_json(path).get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(file, str) for file in shards.values()):
         raise BadCheckpoint(f"{path}: weight_map should map tensor names to file names, it is {quoted(shards)}")

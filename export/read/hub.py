@@ -1,6 +1,5 @@
 """Checkpoints that a recipe names as the Hugging Face hub does: from the hub's local cache, or fetched into it."""
 
-import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +9,7 @@ from typing import Any
 
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.recipe import Recipe
+from tandemrt.export.read.checkpoint import read_index
 
 _WORD = r"[A-Za-z0-9][\w.-]*"
 NAME = re.compile(rf"(?P<repository>{_WORD}/{_WORD}?)(?:@(?P<revision>{_WORD}))?", re.ASCII)
@@ -71,7 +71,7 @@ def _folder(
 def _is_whole(folder: Path) -> bool:
     """Whether a folder of the cache has all of a checkpoint: others fetch a repository's files one by one."""
     index = folder / "model.safetensors.index.json"
-    shards = set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    shards = set(read_index(index).values()) if index.is_file() else {"model.safetensors"}
     return all((folder / name).is_file() for name in {"config.json", "tokenizer.json", *shards})
 
 
