@@ -58,7 +58,7 @@ class DraftHead:
     @property
     def quantization(self) -> Quantization | None:
         """See Model.quantization."""
-        return read_quantization(self.source.config, self.source.folder)
+        return read_quantization(self.checkpoint.config, self.checkpoint.folder)
 
     @classmethod
     def open(cls, section: HeadDraft, target: Checkpoint, spec: ModelSpec, *, dtype: str, length: int) -> "DraftHead":
@@ -77,6 +77,11 @@ class DraftHead:
             rule = f"draft.window must be below the head's block_size, {head.block}"
             raise BadRecipe(f"{rule}; got {section.window}; lower draft.window")
         return cls("draft", checkpoint, own, head, dtype, _borrowed(own, head, target, spec))
+
+    def notes(self) -> list[str]:
+        """What is left out, a line each."""
+        published = self.spec.published if isinstance(self.spec, MtpSpec) else 1
+        return [f"draft: of {published} layers that predict further on, the first drafts"] if published > 1 else []
 
     def spec_json(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind, Contract
+from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.fields import Fields
@@ -30,9 +31,13 @@ OWN = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 
 @dataclass(frozen=True)
 class MtpSpec(HeadSpec):
-    """One layer over the target's last state. ``embedding_first``: of the two that its first product reads."""
+    """One layer over the target's last state. ``embedding_first``: of the two that its first product reads.
+
+    ``published``: how many such layers the checkpoint has; the first drafts every token.
+    """
 
     embedding_first: bool
+    published: int = 1
 
     @classmethod
     def from_checkpoint(
@@ -43,10 +48,10 @@ class MtpSpec(HeadSpec):
         Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``.
         """
         config = checkpoint.config
-        require_whole(config)
         alone = "speculators_model_type" in config
         reach = None
         if alone:
+            require_whole(config)
             fields = Fields(config, "config.json")
             fields.only("speculators_model_type", "mtp")
             fields.only("tie_word_embeddings", False, True)  # says something of the target
@@ -59,22 +64,35 @@ class MtpSpec(HeadSpec):
             found = ModelSpec.from_hf(config, ignored=ignored)
             if (found.layers, found.hidden, found.vocab) != (target.layers, target.hidden, target.vocab):
                 raise misfit("num_hidden_layers", f"the target's, {target.layers}", found.layers)
-            if config.get(LAYERS) != 1:
+            if not predicts_further(config, layer.layers):
                 raise BadCheckpoint(
-                    f"config.json: {LAYERS} should be 1, it is {quoted(config.get(LAYERS))}; choose a checkpoint that "
-                    "has one such layer, or another draft"
+                    f"config.json: {LAYERS} should say how many such layers there are, it is "
+                    f"{quoted(config.get(LAYERS))}; choose a checkpoint that has one, or another draft"
                 )
-        if layer.experts is not None or any(layer.sliding_layers) or not all(layer.rotary_layers):
+        mixed = layer.experts is not None and not all(layer.experts.layers)
+        if mixed or layer.local_rope is not None or not all(layer.rotary_layers):
             raise BadCheckpoint(
                 f"{checkpoint.folder}: layers of {layer.family} differ from one another, and which kind predicts "
                 "further on is not known; choose another draft"
             )
-        layers = layer.layers
-        layer = replace(layer, layers=1, sliding_layers=(False,), rotary_layers=(True,), tied=False)
-        tensors, embedding_first = _tensors(checkpoint, "mtp_layers.0" if alone else None, layers)
-        spec = cls(layer, (target.layers,), layer.hidden, layer.vocab, reach, embedding_first)
+        if any(layer.sliding_layers):  # whether this layer slides is not known: within the window it is the same
+            reach = layer.sliding_window
+        experts = None if layer.experts is None else replace(layer.experts, layers=(True,))
+        tensors, embedding_first = _tensors(checkpoint, "mtp_layers.0" if alone else None, layer.layers)
+        one = replace(
+            layer,
+            layers=1,
+            sliding_window=None,
+            sliding_layers=(False,),
+            rotary_layers=(True,),
+            experts=experts,
+            tied=False,
+        )
+        published = 1 if alone else config[LAYERS]
+        spec = cls(one, (target.layers,), one.hidden, one.vocab, reach, embedding_first, published)
         spec.require_fit(target)
-        return spec, replace(checkpoint, tensors=tensors)
+        whole = {name: value for name, value in config.items() if name != "quantization_config"}
+        return spec, replace(checkpoint, config=whole, tensors=tensors)
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
         """Return the bindings of this head, ``capacity`` tokens to a cache row, computing in ``dtype``."""
@@ -100,6 +118,11 @@ def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[di
             continue
         module, _, kind = stem.rpartition(".")
         module = _OF_DEEPSEEK.get(module, module)
+        if tensor.dtype not in COMPUTE:
+            raise BadCheckpoint(
+                f"{checkpoint.folder}: tensor {quoted(name)} of a layer that predicts further on should be "
+                f"{', '.join(COMPUTE)}, it is {tensor.dtype}; choose a checkpoint in which this layer is not quantized"
+            )
         new = f"{module}.{kind}" if module in OWN else f"layers.0.{module}.{kind}"
         tensors[new] = replace(tensor, name=new)
     return tensors, forms[found]

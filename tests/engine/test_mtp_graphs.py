@@ -1,7 +1,10 @@
 """The graphs of a layer that predicts tokens further on against its definition, in every form it is published in."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.model.draft_heads import DraftHead
 from tandemrt.export.model.mtp import build_mtp, build_state_norm
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.mtp import MtpSpec
@@ -20,19 +24,27 @@ from tests.mtp import FORMS, Definition, MtpLayer
 SHARED = {"embed_tokens.weight": Draw(9).matrix(VOCAB, 32) * 4, "lm_head.weight": Draw(8).matrix(VOCAB, 32)}
 
 
-def read(folder: Path, form: str, **changes: Any) -> tuple[MtpSpec, Checkpoint, MtpLayer]:
-    """A checkpoint of the layer in ``form``, what is read of it; ``changes`` of its config."""
-    layer = MtpLayer(hidden=32, target_layers=8, heads=2, kv_heads=2, form=form)
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+def read(
+    folder: Path, form: str, experts: int = 0, target: Mapping[str, Any] = MappingProxyType({}), **changes: Any
+) -> tuple[MtpSpec, Checkpoint, MtpLayer]:
+    """A checkpoint of the layer in ``form``, and what is read of it; ``changes`` of its config, ``target``: of both."""
+    layer = MtpLayer(hidden=32, target_layers=8, heads=2, kv_heads=2, form=form, experts=experts)
     weights = layer.weights()
     copies = {f"{layer.prefix}.shared_head.head.weight": torch.zeros(VOCAB, 32)} if form == "deepseek" else {}
-    save_file(weights | copies, folder / "model.safetensors")
-    config: dict[str, Any] = TARGET | {"num_nextn_predict_layers": 1, "intermediate_size": 64}
+    for further in range(1, changes.get("num_nextn_predict_layers") or 1):
+        prefix = replace(layer, target_layers=8 + further).prefix
+        copies |= {name.replace(layer.prefix, prefix): each for name, each in layer.weights(further).items()}
+    save_file(copies | weights, folder / "model.safetensors")
+    others = {"intermediate_size": 64} | (EXPERTS | {"norm_topk_prob": True} if experts else {}) | dict(target)
+    config: dict[str, Any] = TARGET | {"num_nextn_predict_layers": 1} | others
     if form == "speculators":
         config = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": config}
         del config["transformer_layer_config"]["num_nextn_predict_layers"]
     (folder / "config.json").write_text(json.dumps(config | changes))
-    target = ModelSpec.from_hf(TARGET | {"intermediate_size": 64})
-    return *MtpSpec.from_checkpoint(Checkpoint.open(folder), target), layer
+    return *MtpSpec.from_checkpoint(Checkpoint.open(folder), ModelSpec.from_hf(TARGET | others)), layer
 
 
 def renamed(folder: Path, checkpoint: Checkpoint, layer: MtpLayer) -> Checkpoint:
@@ -41,12 +53,23 @@ def renamed(folder: Path, checkpoint: Checkpoint, layer: MtpLayer) -> Checkpoint
     stored = {t.offset: name for name, t in checkpoint.tensors.items()}
     found = {stored[t.offset]: weights[n] for n, t in Checkpoint.open(folder).tensors.items() if n in weights}
     save_file(found | SHARED, folder / "model.safetensors")
-    return Checkpoint.open(folder)
+    return replace(Checkpoint.open(folder), config=checkpoint.config)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_more_tokens_than_layers_are_those_of_the_definition(tmp_path: Path, form: str) -> None:
-    spec, checkpoint, layer = read(tmp_path, form)
+@pytest.mark.parametrize(
+    ("form", "published"),
+    [
+        *((form, {}) for form in FORMS),
+        ("deepseek", {"num_nextn_predict_layers": 3}),  # the first drafts
+        ("deepseek", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}),  # not it
+        ("deepseek", {"experts": 4}),
+    ],
+    ids=str,
+)
+def test_more_tokens_than_layers_are_those_of_the_definition(
+    tmp_path: Path, form: str, published: dict[str, Any]
+) -> None:
+    spec, checkpoint, layer = read(tmp_path, form, **published)
     defined = Definition(layer, layer.weights(), *SHARED.values())
     written = renamed(tmp_path, checkpoint, layer)
     head = build_mtp(spec, written, dtype="float32", capacity=CAPACITY, attention="grouped")
@@ -71,10 +94,10 @@ def test_more_tokens_than_layers_are_those_of_the_definition(tmp_path: Path, for
 @pytest.mark.parametrize(
     ("form", "changes", "message"),
     [
-        ("deepseek", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers should be 1, it is 2"),
-        ("deepseek", {"num_nextn_predict_layers": None}, "num_nextn_predict_layers should be 1, it is None"),
+        ("deepseek", {"num_nextn_predict_layers": None}, "should say how many such layers there are, it is None"),
+        ("deepseek", {"num_nextn_predict_layers": 0}, "should say how many such layers there are, it is 0"),
         ("deepseek", {"num_hidden_layers": 7}, "num_hidden_layers should be the target's, 8, it is 7"),
-        ("deepseek", {"quantization_config": {"quant_method": "fp8"}}, "a head must come with whole weights"),
+        ("speculators", {"quantization_config": {"quant_method": "fp8"}}, "a head must come with whole weights"),
         ("speculators", {"num_nextn_predict_layers": 3}, "num_nextn_predict_layers is 3, which the exporter does not"),
         ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3', which the"),
         ("speculators", {"draft_vocab_size": 3}, "the field(s) 'draft_vocab_size'"),
@@ -84,6 +107,32 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path, form: str, chan
     with pytest.raises(BadCheckpoint) as caught:
         read(tmp_path, form, **changes)
     assert message in str(caught.value)
+
+
+def test_of_several_layers_the_first_drafts_and_a_build_says_so(tmp_path: Path) -> None:
+    spec, checkpoint, layer = read(tmp_path, "deepseek", num_nextn_predict_layers=3)
+    assert spec.published == 3
+    assert len(checkpoint.tensors) == len(layer.weights())
+    [note] = DraftHead("draft", checkpoint, checkpoint, spec, "float32", {}).notes()
+    assert note == "draft: of 3 layers that predict further on, the first drafts"
+
+
+def test_a_layer_behind_layers_that_slide_serves_texts_within_their_window(tmp_path: Path) -> None:
+    """Whether it slides itself is not known; there it is the same."""
+    slides = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 4}
+    spec, _, _ = read(tmp_path, "deepseek", target=slides)
+    assert (spec.reach, spec.layer.sliding_window) == (20, None)
+    assert read(tmp_path, "deepseek")[0].reach is None
+
+
+def test_a_layer_that_comes_quantized_is_refused_by_its_tensor(tmp_path: Path) -> None:
+    layer = MtpLayer(hidden=32, target_layers=8, heads=2, kv_heads=2)
+    narrow = {name: each.to(torch.float8_e4m3fn) for name, each in layer.weights().items() if "mlp.up" in name}
+    save_file(layer.weights() | narrow, tmp_path / "model.safetensors")
+    quantized = {"quantization_config": {"quant_method": "fp8"}, "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(TARGET | {"intermediate_size": 64} | quantized))
+    with pytest.raises(BadCheckpoint, match=r"'model\.layers\.8\.mlp\.up_proj\.weight' of a layer .* it is float8"):
+        MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), ModelSpec.from_hf(TARGET | {"intermediate_size": 64}))
 
 
 def test_a_tensor_of_nobody_is_refused_in_a_checkpoint_of_the_layer_alone(tmp_path: Path) -> None:
