@@ -117,7 +117,7 @@ def test_a_mask_of_pard_sees_the_text_up_to_its_place_and_the_masks_in_front_of_
     learner = Pard(target, draft, Tokenizer(), mask=MASK, window=4, kept=0.8)
     shaken(draft)
     chains = learner.chains(batch)
-    logits = learner.logits(batch.ids.clamp(min=0), chains)
+    logits = draft.lm_head(learner.states(batch.ids.clamp(min=0), chains))
     learner.save(tmp_path)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert saved.config.pard_token == MASK

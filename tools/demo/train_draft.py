@@ -4,7 +4,6 @@
 and the first weights follow from the seed; floating point does not, so weights differ a little between machines.
 """
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -18,20 +17,13 @@ from tools.demo.tokenizer import prompt_ids
 from tools.drafts.dflash import DFlash
 from tools.drafts.eagle3 import Eagle3
 from tools.drafts.fit import Draft, fit
+from tools.drafts.kinds import Kind
 from tools.drafts.pard import Pard
 from tools.drafts.texts import batches, kept, most_frequent, write
 
 FEATURES = (1, 3, 5)
 """The target's layers whose inputs heads read; its six are too few for the published default."""
 MASK = 2047  # an id that spells nothing
-
-
-class Kind(StrEnum):
-    """What is trained."""
-
-    EAGLE3 = "eagle3"
-    PARD = "pard"
-    DFLASH = "dflash"
 
 
 RATES = {Kind.EAGLE3: 2e-3, Kind.PARD: 3e-3, Kind.DFLASH: 2e-3}

@@ -56,7 +56,7 @@ class Pard:
         matters = torch.cat([inside, chains.anchors >= 0], 1)
         depths = torch.cat([torch.zeros_like(place), chains.depths], 1)
         known = torch.cat([place, (chains.anchors + chains.depths).clamp(min=0)], 1)  # whose law a row foresees
-        logits = self.logits(tokens, chains)[matters]
+        logits = self.draft.lm_head(self.states(tokens, chains)[matters])
         rows, known, depths = matters.nonzero()[:, 0], known[matters], depths[matters]
         laws, best = lesson.laws[rows, known], lesson.best[rows, known]
         loss, _ = score(logits, laws, best, torch.ones_like(best).float(), None)
@@ -82,20 +82,20 @@ class Pard:
         found.depths[rows, column] = depths + 1
         return found
 
-    def logits(self, tokens: torch.Tensor, chains: Chains) -> torch.Tensor:
-        """[batch, length + rows, vocab]: of the tokens of texts [batch, length], and of the masks behind them."""
+    def states(self, tokens: torch.Tensor, chains: Chains) -> torch.Tensor:
+        """[batch, length + rows, hidden]: what the head reads for texts [batch, length] and the masks behind them."""
         place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         anchors = torch.cat([place, chains.anchors], 1)
         depths = torch.cat([torch.zeros_like(place), chains.depths], 1)
         text = (depths[:, None] == 0) & (anchors[:, None] <= anchors[..., None])
         chain = (anchors[:, None] == anchors[..., None]) & (depths[:, None] <= depths[..., None])
         ids = torch.cat([tokens, torch.full_like(chains.anchors, self.mask)], 1)
-        found: torch.Tensor = self.draft(
+        found: torch.Tensor = self.draft.model(
             input_ids=ids,
             position_ids=(anchors + depths).clamp(min=0),
             attention_mask=(text | chain)[:, None],
             use_cache=False,
-        ).logits
+        ).last_hidden_state
         return found
 
     def save(self, folder: Path) -> None:
