@@ -53,6 +53,8 @@ def write(target: Any, prompts: Sequence[Sequence[int]], *, ends: int, longest: 
             over = (row[width:] == ends).nonzero()
             stop = width + int(over[0]) + 1 if len(over) else len(row)
             found.append(Text(row[pad:stop].clone(), len(prompts[at])))
+    if target.device.type == "cuda":
+        torch.cuda.empty_cache()  # a cache that grows token by token leaves pieces that fit nothing else
     return found
 
 
