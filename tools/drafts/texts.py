@@ -1,7 +1,7 @@
 """What a target writes, as material to train its drafts on."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,13 +58,13 @@ def write(target: Any, prompts: Sequence[Sequence[int]], *, ends: int, longest: 
     return found
 
 
-def kept(path: Path | None, written: Any) -> list[Text]:
+def kept(path: Path | None, written: Callable[[], list[Text]]) -> list[Text]:
     """The texts in the file ``path``; without it those that ``written()`` gives, which are then kept there."""
     if path is not None and path.exists():
         file = load_file(path)
         ids = file["ids"].split(file["lengths"].tolist())
         return [Text(*text) for text in zip(ids, file["begins"].tolist(), strict=True)]
-    texts: list[Text] = written()
+    texts = written()
     if path is not None:
         lengths, begins = torch.tensor([[len(text.ids), text.begin] for text in texts]).T.contiguous()
         save_file({"ids": torch.cat([text.ids for text in texts]), "lengths": lengths, "begins": begins}, path)
