@@ -14,7 +14,7 @@ struct Tile {
 template <class T, int D, int TILES, class Queries>
 __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int splits, bool append,
                        typename T::Element* mixed, Parts parts) {
-    constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * D;
+    constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * WIDTH<T, D>;
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ float2 bounds[ROWS];
     u16* stages = reinterpret_cast<u16*>(memory);
@@ -81,10 +81,11 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
     }
 
     float* sums = reinterpret_cast<float*>(memory);
-    share_rows<D, TILES>(rows, sums, bounds);
+    share_rows<T, D, TILES>(rows, sums, bounds);
     auto write = [&](int line, int column, float4 value) {
         int token = (tile * ROWS + line) / group, head = kv_head * group + (tile * ROWS + line) % group;
         auto* to = mixed + (static_cast<i64>(row * x.query + token) * x.heads + head) * D + column;
+        if constexpr (T::FLOAT8) value = scaled(value, x.value_scale);
         T::store2(to, make_float2(value.x, value.y));
         T::store2(to + 2, make_float2(value.z, value.w));
     };
