@@ -54,21 +54,26 @@ struct InFloat8 : T {
     using Tile = typename TileOfFloat8<T>::Type;
     static constexpr bool FLOAT8 = true;
 
-    // Two numbers of float8 as float16; `bits` has them in its lower half.
-    static __device__ u32 widened(u32 bits) {
-        u32 made = 0;
+    // Four numbers of float8 as float16.
+    static __device__ uint2 widened(u32 bits) {
+        uint2 made = make_uint2(0, 0);
 #if __CUDA_ARCH__ >= 890
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(made) : "h"(static_cast<u16>(bits)));
+        asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2;\n"
+            "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+            "cvt.rn.f16x2.e4m3x2 %1, high; }"
+            : "=r"(made.x), "=r"(made.y)
+            : "r"(bits));
 #endif
         return made;
     }
     static __device__ float2 load_cached2(const u8* at) {
-        return Fp16::unpack(widened(*reinterpret_cast<const u16*>(at)));
+        return Fp16::unpack(widened(*reinterpret_cast<const u16*>(at)).x);
     }
     static __device__ void store_cached2(u8* at, float2 x, float scale) {
         u16 bits = 0;
 #if __CUDA_ARCH__ >= 890
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x.y / scale), "f"(x.x / scale));
+        x = make_float2(__fdividef(x.x, scale), __fdividef(x.y, scale));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(x.y), "f"(x.x));
 #endif
         *reinterpret_cast<u16*>(at) = bits;
     }
@@ -82,8 +87,9 @@ struct InFloat8 : T {
     static __device__ void score(float (&low)[4], float (&high)[4], const u32 (&q)[N][4], int k, const u32 (&keys)[4]) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            Tile::product(low, q[2 * k + i], widened(keys[i]), widened(keys[i] >> 16));
-            Tile::product(high, q[2 * k + i], widened(keys[2 + i]), widened(keys[2 + i] >> 16));
+            uint2 first = widened(keys[i]), second = widened(keys[2 + i]);
+            Tile::product(low, q[2 * k + i], first.x, first.y);
+            Tile::product(high, q[2 * k + i], second.x, second.y);
         }
     }
     // Of two keys a thread has two columns each: sums 2b have the even columns of 16, sums 2b + 1 the odd ones.
@@ -91,9 +97,10 @@ struct InFloat8 : T {
     static __device__ void add_values(float (&sum)[N][4], const u32 (&weight)[4], int d, const u32 (&values)[4]) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            u32 first = __byte_perm(values[2 * i], 0, 0x3120), second = __byte_perm(values[2 * i + 1], 0, 0x3120);
-            Tile::product(sum[4 * d + 2 * i], weight, widened(first), widened(second));
-            Tile::product(sum[4 * d + 2 * i + 1], weight, widened(first >> 16), widened(second >> 16));
+            uint2 first = widened(__byte_perm(values[2 * i], 0, 0x3120));
+            uint2 second = widened(__byte_perm(values[2 * i + 1], 0, 0x3120));
+            Tile::product(sum[4 * d + 2 * i], weight, first.x, second.x);
+            Tile::product(sum[4 * d + 2 * i + 1], weight, first.y, second.y);
         }
     }
     template <int D>

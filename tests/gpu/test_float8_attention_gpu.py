@@ -1,15 +1,22 @@
-"""The kernels of ``float8_window_attention`` against its definition, on a CUDA device."""
+"""Caches in float8 on a CUDA device: the kernels against their definition, and a bundle."""
 
 import numpy as np
 import pytest
 import torch
 
+from tandemrt import LLM
+from tandemrt.engines.options import RuntimeOptions
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.launch import Context
+from tandemrt.runtime.check.run import check_bundle
 from tests.engine.attention_cases import BFLOAT16, SCALES, attributes, case_in_float8
 from tests.engine.face_cases import KINDS
 from tests.gpu.attention import PACKED, bind, check, on_device
 from tests.gpu.here import compute_capabilities
+from tests.gpu.rounds import MIXED, drive, paged, told
+from tests.makers import tiny_checkpoint, write_recipe
 
 FLIPPED = 0.13  # a norm in its last bits decides between two numbers of float8
 
@@ -23,11 +30,11 @@ def context(tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
-@pytest.mark.parametrize("query", [1, 3, 5, 8, 16, 64])
+@pytest.mark.parametrize("query", [1, 5, 16, 64])
 @pytest.mark.parametrize("norm", [False, True])
 def test_ragged_rows_equal_the_definition(context, dtype, head_dim, query, norm):
     sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
-    tensors = case_in_float8([0, 1, 63, 64, 65, 200, 511], query, norm=norm, dtype=KINDS[dtype], **sizes)
+    tensors = case_in_float8([0, 1, 63, 64, 65, 200], query, norm=norm, dtype=KINDS[dtype], **sizes)
     check(context, tensors, attributes(**sizes, **SCALES), near=FLIPPED if norm else None)
 
 
@@ -42,8 +49,7 @@ def test_full_batches_equal_the_definition(context, query, splits):
 
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
-@pytest.mark.parametrize("runs", PACKED)
-@pytest.mark.parametrize("sliding_window", [0, 65])
+@pytest.mark.parametrize(("runs", "sliding_window"), [*((runs, 0) for runs in PACKED), ("ragged", 65)])
 def test_runs_of_prompts_and_windows_equal_the_definition(context, dtype, head_dim, runs, sliding_window):
     sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
     tensors = case_in_float8([1, 100], 5, PACKED[runs], 7, dtype=KINDS[dtype], **sizes)
@@ -87,3 +93,26 @@ def test_a_captured_call_serves_other_lengths_and_tables(context):
         eager, alone, _ = bind(context, fresh, given)
         eager.run()
         assert torch.equal(mixed, alone)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle")
+    target, draft = (tiny_checkpoint(folder / name, layers=n, seed=1, head_dim=32) for name, n in (("t", 2), ("d", 1)))
+    write_recipe(folder / "r.toml", target=target, draft=draft, backend=paged(), dtype="bfloat16")
+    return build(Recipe.load(folder / "r.toml", kv_dtype="float8_e4m3"), folder / "bundle").folder
+
+
+def test_every_check_of_a_bundle_holds(bundle):
+    found = list(check_bundle(bundle, RuntimeOptions(device="cuda")))
+    for each in found:
+        print(f"{each.check}: {each.result}: {each.verdict}")
+    assert not [each for each in found if each.verdict == "fail"]
+
+
+def test_cuda_graphs_change_no_token(bundle):
+    found = []
+    for cuda_graphs in (True, False):
+        with LLM(bundle, device="cuda", cuda_graphs=cuda_graphs) as llm:
+            found.append(told(drive(llm, MIXED)))
+    assert found[0] == found[1]
