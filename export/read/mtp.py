@@ -14,8 +14,12 @@ from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.heads import FRAME, HeadSpec, misfit, read_layers, require_whole
+from tandemrt.export.read.quantization.cache import is_cache_scale
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 
+Narrow = Mapping[str, tuple[str, Scheme]]  # weights that come quantized: of what module of the checkpoint, and how
 LAYERS = "num_nextn_predict_layers"
 # The names of speculators, which the graph asks for, by those of DeepSeek; MiMo has them as they are.
 _OF_DEEPSEEK = {
@@ -42,8 +46,10 @@ class MtpSpec(HeadSpec):
     @classmethod
     def from_checkpoint(
         cls, checkpoint: Checkpoint, target: ModelSpec, *, ignored: Collection[str] = ()
-    ) -> tuple["MtpSpec", Checkpoint]:
+    ) -> tuple["MtpSpec", Checkpoint, "Narrow"]:
         """Read a checkpoint: the layer, and its tensors under the names of ``speculators``, the layer as ``layers.0``.
+
+        Weights that come quantized are not among these but told apart.
 
         Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``.
         """
@@ -78,7 +84,7 @@ class MtpSpec(HeadSpec):
         if any(layer.sliding_layers):  # whether this layer slides is not known: within the window it is the same
             reach = layer.sliding_window
         experts = None if layer.experts is None else replace(layer.experts, layers=(True,))
-        tensors, embedding_first = _tensors(checkpoint, "mtp_layers.0" if alone else None, layer.layers)
+        tensors, narrow, embedding_first = _tensors(checkpoint, "mtp_layers.0" if alone else None, layer.layers)
         one = replace(
             layer,
             layers=1,
@@ -92,7 +98,7 @@ class MtpSpec(HeadSpec):
         spec = cls(one, (target.layers,), one.hidden, one.vocab, reach, embedding_first, published)
         spec.require_fit(target)
         whole = {name: value for name, value in config.items() if name != "quantization_config"}
-        return spec, replace(checkpoint, config=whole, tensors=tensors)
+        return spec, replace(checkpoint, config=whole, tensors=tensors), narrow
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
         """Return the bindings of this head, ``capacity`` tokens to a cache row, computing in ``dtype``."""
@@ -100,8 +106,9 @@ class MtpSpec(HeadSpec):
         return contract.draft_head(hidden=self.layer.hidden, **sizes)
 
 
-def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[dict[str, Any], bool]:
+def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[dict[str, Any], Narrow, bool]:
     """The tensors of the layer behind ``layers`` others, or of a checkpoint of it ``alone``, and its form."""
+    quantization = read_quantization(checkpoint.config, checkpoint.folder)
     forms = {alone: True} if alone else {f"model.layers.{layers}": True, "model.mtp_layers.0": False}
     found = next((p for p in forms if any(name.startswith(f"{p}.") for name in checkpoint.tensors)), None)
     if found is None:
@@ -110,6 +117,7 @@ def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[di
             "none; choose a checkpoint with such a layer, or another draft"
         )
     tensors: dict[str, Any] = {}
+    narrow: dict[str, tuple[str, Scheme]] = {}
     for name, tensor in checkpoint.tensors.items():
         stem = name.removeprefix(f"{found}.")
         if stem == name and alone and name not in _OF_TARGET:
@@ -118,14 +126,16 @@ def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[di
             continue
         module, _, kind = stem.rpartition(".")
         module = _OF_DEEPSEEK.get(module, module)
-        if tensor.dtype not in COMPUTE:
-            raise BadCheckpoint(
-                f"{checkpoint.folder}: tensor {quoted(name)} of a layer that predicts further on should be "
-                f"{', '.join(COMPUTE)}, it is {tensor.dtype}; choose a checkpoint in which this layer is not quantized"
-            )
-        new = f"{module}.{kind}" if module in OWN else f"layers.0.{module}.{kind}"
-        tensors[new] = replace(tensor, name=new)
-    return tensors, forms[found]
+        new = module if module in OWN else f"layers.0.{module}"
+        source = name.rpartition(".")[0]
+        scheme = quantization.scheme(source) if quantization is not None else None
+        weight = checkpoint.tensors.get(f"{source}.weight")
+        # A config may name all modules, of which some, norms at least, are whole.
+        if scheme is not None and kind != "bias" and (weight is None or weight.dtype not in COMPUTE):
+            narrow[f"{new}.weight"] = source, scheme
+        elif not is_cache_scale(name):
+            tensors[f"{new}.{kind}"] = replace(tensor, name=f"{new}.{kind}")
+    return tensors, narrow, forms[found]
 
 
 def predicts_further(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:

@@ -7,15 +7,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.recipe import MtpDraft
 from tandemrt.export.model.draft_heads import DraftHead
 from tandemrt.export.model.mtp import build_mtp, build_state_norm
-from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.quantize.whole import whole
+from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.mtp import MtpSpec
+from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 from tests.engine.test_eagle3_graphs import CAPACITY, STEPS, TARGET, VOCAB, Exported
 from tests.heads import Draw
@@ -44,7 +48,9 @@ def read(
         config = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": config}
         del config["transformer_layer_config"]["num_nextn_predict_layers"]
     (folder / "config.json").write_text(json.dumps(config | changes))
-    return *MtpSpec.from_checkpoint(Checkpoint.open(folder), ModelSpec.from_hf(TARGET | others)), layer
+    spec, checkpoint, narrow = MtpSpec.from_checkpoint(Checkpoint.open(folder), ModelSpec.from_hf(TARGET | others))
+    assert not narrow
+    return spec, checkpoint, layer
 
 
 def renamed(folder: Path, checkpoint: Checkpoint, layer: MtpLayer) -> Checkpoint:
@@ -125,14 +131,47 @@ def test_a_layer_behind_layers_that_slide_serves_texts_within_their_window(tmp_p
     assert read(tmp_path, "deepseek")[0].reach is None
 
 
-def test_a_layer_that_comes_quantized_is_refused_by_its_tensor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_of_a_layer_that_come_quantized_become_the_numbers_that_they_stand_for(
+    tmp_path: Path, dtype: str
+) -> None:
+    """In float8 with a scale for each block, as DeepSeek publishes it: norms and the first product are whole."""
     layer = MtpLayer(hidden=32, target_layers=8, heads=2, kv_heads=2)
-    narrow = {name: each.to(torch.float8_e4m3fn) for name, each in layer.weights().items() if "mlp.up" in name}
-    save_file(layer.weights() | narrow, tmp_path / "model.safetensors")
-    quantized = {"quantization_config": {"quant_method": "fp8"}, "num_nextn_predict_layers": 1}
-    (tmp_path / "config.json").write_text(json.dumps(TARGET | {"intermediate_size": 64} | quantized))
-    with pytest.raises(BadCheckpoint, match=r"'model\.layers\.8\.mlp\.up_proj\.weight' of a layer .* it is float8"):
-        MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), ModelSpec.from_hf(TARGET | {"intermediate_size": 64}))
+    weights = layer.weights()
+    narrow = [name for name in weights if name.endswith("_proj.weight") and "eh_proj" not in name]
+    stored, restored = dict(weights), dict(weights)
+    for name in narrow:
+        scale = weights[name].abs().max() / 448
+        stored[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
+        restored[name] = stored[name].float() * scale
+    table = {"model.embed_tokens.weight": SHARED["embed_tokens.weight"], "lm_head.weight": SHARED["lm_head.weight"]}
+    save_file(stored | table, tmp_path / "model.safetensors")
+    quantized = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    config = TARGET | {"intermediate_size": 64, "num_nextn_predict_layers": 1, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config | quantized))
+    source, spec = Checkpoint.open(tmp_path), ModelSpec.from_hf(config)
+    section = MtpDraft(kind="mtp", checkpoint=tmp_path, window=3)
+    head = DraftHead.open(section, source, spec, dtype=dtype, length=32)
+    assert head.notes() == [f"draft: {len(narrow)} quantized weights became {dtype}"]
+    written = head.with_borrowed(tmp_path).checkpoint
+    found = load_file(tmp_path / "borrowed.safetensors")
+    for name in narrow:
+        expected = restored[name].to(getattr(torch, dtype))
+        torch.testing.assert_close(found[name.replace(layer.prefix, "layers.0")], expected, atol=0, rtol=0)
+    assert isinstance(head.spec, MtpSpec)
+    build_mtp(head.spec, written, dtype=dtype, capacity=CAPACITY, attention="grouped")
+
+
+def test_weights_of_4_bits_become_numbers_too(tmp_path: Path) -> None:
+    words = torch.tensor([[0x76543210, -0x01234568]], dtype=torch.int32).repeat(1, 2)
+    tensors = {"m.weight_packed": words, "m.weight_scale": torch.tensor([[0.5]])}
+    save_file(tensors | {"m.weight_shape": torch.tensor([1, 32])}, tmp_path / "model.safetensors")
+    scheme = Scheme("int4", "compressed-tensors", (1, 32))
+    entry = whole("n", "m", read_header(tmp_path / "model.safetensors"), scheme, "float32")
+    values = np.frombuffer(b"".join(entry.data()), np.float32)
+    assert (entry.name, entry.shape) == ("n", (1, 32))
+    assert values.tolist() == [(n - 8) / 2 for n in [*range(8), *range(8, 16)] * 2]
 
 
 def test_a_tensor_of_nobody_is_refused_in_a_checkpoint_of_the_layer_alone(tmp_path: Path) -> None:
