@@ -109,6 +109,11 @@ class MtpSpec(HeadSpec):
 def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[dict[str, Any], Narrow, bool]:
     """The tensors of the layer behind ``layers`` others, or of a checkpoint of it ``alone``, and its form."""
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
+    if quantization is not None and checkpoint.config.get("quantization_config") is None:
+        raise BadCheckpoint(
+            f"{checkpoint.folder}: how weights are quantized should stand in config.json where such a layer drafts, it "
+            'stands in a file beside it (ModelOpt); write it there, as quantization_config with quant_method "modelopt"'
+        )
     forms = {alone: True} if alone else {f"model.layers.{layers}": True, "model.mtp_layers.0": False}
     found = next((p for p in forms if any(name.startswith(f"{p}.") for name in checkpoint.tensors)), None)
     if found is None:

@@ -163,6 +163,13 @@ def test_weights_of_a_layer_that_come_quantized_become_the_numbers_that_they_sta
     build_mtp(head.spec, written, dtype=dtype, capacity=CAPACITY, attention="grouped")
 
 
+def test_a_quantization_that_stands_beside_the_config_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    with pytest.raises(BadCheckpoint, match=r"should stand in config\.json where such a layer drafts"):
+        read(tmp_path, "deepseek")
+
+
 def test_weights_of_4_bits_become_numbers_too(tmp_path: Path) -> None:
     words = torch.tensor([[0x76543210, -0x01234568]], dtype=torch.int32).repeat(1, 2)
     tensors = {"m.weight_packed": words, "m.weight_scale": torch.tensor([[0.5]])}
