@@ -11,8 +11,7 @@ from tandemrt import LLM
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tests.engine.draft_kinds import KINDS, SIZES, Target
-from tests.engine.test_invisible import SCHEMA
-from tests.gpu.rounds import MIXED, drive, first_difference, paged, told
+from tests.gpu.rounds import MIXED, SCHEMA, drive, first_difference, paged, told
 from tests.makers import tiny_checkpoint, write_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
