@@ -8,6 +8,7 @@
 // with what it made in the place of qkv, in tiles of 64 rows, grid (splits * row tiles, kv_heads).
 #include "attention_plain.cuh"
 #include "attention_prompts.cuh"
+#include "early.cuh"
 #include "variants.cuh"
 
 #define INPUTS(T)                                                                                                     \
@@ -27,6 +28,7 @@
     extern "C" __global__ void __launch_bounds__(128, 2) attend_##NAME##_##D##_##ROWS(                                 \
         INPUTS(T), SIZES, int splits, int append, float scale, float epsilon, T::Element* mixed,                      \
         T::Element* key_cache, T::Element* value_cache, float* sums, float2* bounds, int* tickets) {                  \
+        begin_next();                                                                                                 \
         attend_windows<T, D, ROWS / 16>(OPERANDS(T), splits, append, mixed, Parts{sums, bounds, tickets});            \
     }
 #define ATTEND_PLAINLY(NAME, T, D)                                                                                    \

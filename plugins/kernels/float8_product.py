@@ -14,33 +14,47 @@ from tandemrt.plugins.launch import Call, Context, Tensors
 
 _STEP = 16  # what cuBLASLt wants inputs and outputs to be a multiple of
 _THREADS, _PER_THREAD = 256, 8
-_FEW = 8  # rows that the kernel takes
-_OUTPUTS = 16  # of one of its blocks
+_FEW = (8, 16)  # rows that the kernels take
+_OUTPUTS = 16  # of one of their blocks
+_RING = 8 * 2 * 16 * _THREADS  # bytes of their shared memory, see float8_product.cuh
+_EARLY_FROM = 90  # the architecture of which kernels begin before those in front have ended
 
 
-def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Product":  # noqa: ARG001
-    """See plugins/launch.py."""
-    return Product(tensors)
+def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
+    """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
+    return FewRows(context, tensors) if _rows(tensors) <= _FEW[-1] else Product(tensors)
 
 
 def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
-    """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
-    few = tensors["quantized"].numel() <= _FEW * tensors["weight"].shape[1]
-    return FewRows(context, tensors) if few else ScaledProduct(context, tensors)
+    """As :func:`launch`, with scales."""
+    return FewRows(context, tensors) if _rows(tensors) <= _FEW[-1] else ScaledProduct(context, tensors)
 
 
 class FewRows:
-    """A product of at most 8 rows with its scales, bound. Capturable."""
+    """A product of at most 16 rows, with its scales if there are some, bound. Capturable."""
 
     def __init__(self, context: Context, tensors: Tensors) -> None:
         _require_sizes(tensors)
         quantized, weight, product = (tensors[name] for name in ("quantized", "weight", "product"))
         width, inner = weight.shape
-        kernel = context.module("float8").kernel(f"few_rows_{suffix(product)}")
-        sizes = (np.int32(quantized.numel() // inner), np.int32(width), np.int32(inner))
-        inputs = (quantized, tensors["scales"], weight, tensors["weight_scales"])
+        rows = _rows(tensors)
+        if "scales" not in tensors:
+            _require_room(product)
+        module = context.module("float8")
+        name = f"few_rows_{next(most for most in _FEW if rows <= most)}_{suffix(product)}"
+        inputs = (quantized, tensors.get("scales"), weight, tensors.get("weight_scales"))
+        sizes = (np.int32(rows), np.int32(width), np.int32(inner))
         self._device = product.device
-        self._launch = Launch(kernel, (width // _OUTPUTS, 1, 1), (_THREADS, 1, 1), *inputs, *sizes, product)
+        self._launch = Launch(
+            module.kernel(name, shared=_RING),
+            (width // _OUTPUTS, 1, 1),
+            (_THREADS, 1, 1),
+            *inputs,
+            *sizes,
+            product,
+            shared=_RING,
+            early=module.architecture >= _EARLY_FROM,
+        )
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
@@ -54,8 +68,7 @@ class Product:
         _require_sizes(tensors)
         quantized, weight, product = (tensors[name] for name in ("quantized", "weight", "product"))
         width, inner = weight.shape
-        if product.dtype not in (torch.bfloat16, torch.float32):
-            raise ValueError(f"product: bfloat16 or float32 is needed, got {product.dtype}")
+        _require_room(product)
         self._rows = quantized.view(-1, inner)
         self._weight = weight.view(torch.float8_e4m3fn).t()
         self._product = product.view(-1, width)
@@ -73,16 +86,29 @@ class ScaledProduct:
     def __init__(self, context: Context, tensors: Tensors) -> None:
         product, scales, weight_scales = (tensors[name] for name in ("product", "scales", "weight_scales"))
         width = product.shape[-1]
-        kernel = context.module("float8").kernel(f"scale_product_{suffix(product)}")
-        grid = (-(-width // (_PER_THREAD * _THREADS)), product.numel() // width, 1)
+        module = context.module("float8")
+        kernel = module.kernel(f"scale_product_{suffix(product)}")
+        grid = (-(-width // (_PER_THREAD * _THREADS)) * (product.numel() // width), 1, 1)  # as swiglu's, for any rows
         self._device = product.device
         self._product = Product(tensors)
-        self._scale = Launch(kernel, grid, (_THREADS, 1, 1), scales, weight_scales, np.int32(width), product)
+        early = module.architecture >= _EARLY_FROM
+        arguments = (scales, weight_scales, np.int32(width), product)
+        self._scale = Launch(kernel, grid, (_THREADS, 1, 1), *arguments, early=early)
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
         self._product.run()
         self._scale.run(current_stream(self._device))
+
+
+def _rows(tensors: Tensors) -> int:
+    return tensors["quantized"].numel() // tensors["weight"].shape[1]
+
+
+def _require_room(product: torch.Tensor) -> None:
+    """Raise ValueError for a dtype that has no room for sums without scales."""
+    if product.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"product: bfloat16 or float32 is needed, got {product.dtype}")
 
 
 def _require_sizes(tensors: Tensors) -> None:

@@ -10,9 +10,10 @@ from tandemrt.plugins.launch import Context, Tensors
 
 _PER_THREAD = 8  # values at a time
 _MOST_THREADS = 512
-_MOST_BLOCKS = 8  # that can share a token, on a device that has clusters
-_CLUSTERS_FROM = 90
-_TOGETHER, _MANY = 4, 128  # tokens that blocks share, from so many on
+_MOST_BLOCKS = 8  # that can share a token
+_SWEEPS = 2  # of a block over a token that it has for itself, 8 values for each thread
+_HOPPER = 90  # from this architecture on there are clusters, and kernels that begin before those in front have ended
+_FULL = 64  # tokens that have work for all processors with a block each
 
 
 def launch_tokens(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":  # noqa: ARG001
@@ -24,20 +25,13 @@ def launch_tokens(tensors: Tensors, attributes: Mapping[str, Any], context: Cont
 
 
 def launch_swiglu(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":  # noqa: ARG001
-    """See plugins/launch.py. Several blocks share a token: it is wide, and at batch 1 it is all there is. Where there
-    are many, these share several, since a weight's scales are more bytes than a token."""
+    """See plugins/launch.py. Several blocks share a token, which is wide, unless there are many."""
     width, rows = _sizes(tensors)
     inputs = (tensors[name] for name in ("gate_up", "product_scales", "weight_scales"))
     outputs = (tensors["quantized"], tensors["scales"])
-    clusters = context.module("float8").architecture >= _CLUSTERS_FROM
-    blocks = 1
-    while clusters and blocks < _MOST_BLOCKS and width > 2048 * blocks:
-        blocks *= 2
-    threads = _threads(-(-width // blocks))
-    together = _TOGETHER if clusters and rows >= _MANY else 1
-    grid = (blocks, -(-rows // together), 1)
-    kernel = "quantized_swiglu" if together == 1 else f"quantized_swiglu_{together}"
-    given = (tensors.get("static_scale"), np.int32(rows), np.int32(width))
+    sweeps, blocks, threads = _form(width, rows, clusters=context.module("float8").architecture >= _HOPPER)
+    given = (tensors.get("static_scale"), np.int32(width))
+    kernel, grid = f"quantized_swiglu_{sweeps}", (rows * blocks, 1, 1)
     return Rounding(context, kernel, grid, threads, *inputs, *given, *outputs, cluster=blocks)
 
 
@@ -59,9 +53,10 @@ class Rounding:
     def __init__(
         self, context: Context, kernel: str, grid: Grid, threads: int, first: Any, *rest: Any, cluster: int = 1
     ) -> None:
-        found = context.module("float8").kernel(f"{kernel}_{suffix(first)}")
+        module = context.module("float8")
+        found, early = module.kernel(f"{kernel}_{suffix(first)}"), module.architecture >= _HOPPER
         self._device = first.device
-        self._launch = Launch(found, grid, (threads, 1, 1), first, *rest, cluster=cluster)
+        self._launch = Launch(found, grid, (threads, 1, 1), first, *rest, cluster=cluster, early=early)
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
@@ -77,5 +72,15 @@ def _sizes(tensors: Tensors) -> tuple[int, int]:
     return width, quantized.numel() // width
 
 
-def _threads(width: int) -> int:
-    return min(_MOST_THREADS, -(-width // (32 * _PER_THREAD)) * 32)
+def _form(width: int, rows: int, *, clusters: bool) -> tuple[int, int, int]:
+    """Sweeps, blocks of a token, and their threads."""
+    if not clusters or rows >= _FULL:
+        return _SWEEPS, 1, _threads(-(-width // _SWEEPS), most=2 * _MOST_THREADS)
+    blocks = 1
+    while blocks < _MOST_BLOCKS and width > 2048 * blocks:
+        blocks *= 2
+    return 1, blocks, _threads(-(-width // blocks))
+
+
+def _threads(width: int, most: int = _MOST_THREADS) -> int:
+    return min(most, -(-width // (32 * _PER_THREAD)) * 32)
