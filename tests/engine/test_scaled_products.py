@@ -158,7 +158,7 @@ def test_static_scales_of_inputs_beside_scales_per_token_are_refused_by_name(tmp
     groups = {"group_0": by_token | {"targets": ["re:.*down_proj"]}, "group_1": static | {"targets": ["Linear"]}}
     narrow.rewrite(target, {**config, "config_groups": groups}, FLOAT8[SCALES[0]].store)
     recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=PAGED))
-    with pytest.raises(BadRecipe, match=r"has static scales of inputs beside scales per token, for which .* no products"):
+    with pytest.raises(BadRecipe, match=r"has static scales of inputs beside scales per token, for which "):
         open_models(recipe)
 
 
