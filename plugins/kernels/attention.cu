@@ -29,7 +29,6 @@
         INPUTS(T), SIZES, int splits, int append, float scale, float epsilon, T::Element* mixed,                      \
         T::Element* key_cache, T::Element* value_cache, float* sums, float2* bounds, int* tickets) {                  \
         begin_next();                                                                                                 \
-        wait_for_previous();                                                                                          \
         attend_windows<T, D, ROWS / 16>(OPERANDS(T), splits, append, mixed, Parts{sums, bounds, tickets});            \
     }
 #define ATTEND_PLAINLY(NAME, T, D)                                                                                    \

@@ -75,6 +75,5 @@ def window_launches(
         parts.tickets,
         shared=plan.shared,
         cluster=plan.cluster,
-        early=module.architecture >= 90,
     )
     return (attend,) if plan.appends else (plainly("append", sizes.kv_heads, *layer.caches), attend)

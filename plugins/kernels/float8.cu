@@ -149,11 +149,8 @@ __device__ void scale_product(const float* scales, const float* weight_scales, i
     i64 row = blockIdx.x / across;
     int i = blockIdx.x % across * elements + 8 * threadIdx.x;
     if (i >= width) return;
-    Eight each = load8<Fp32>(weight_scales + i);
-    begin_next();
-    wait_for_previous();
     x += row * width + i;
-    store8<T>(x, scaled8<T>(packed8<T>(x), scales[row], each));
+    store8<T>(x, scaled8<T>(packed8<T>(x), scales[row], load8<Fp32>(weight_scales + i)));
 }
 
 #define SWIGLU(NAME, T, SWEEPS, THREADS)                                                                              \
@@ -163,7 +160,7 @@ __device__ void scale_product(const float* scales, const float* weight_scales, i
         quantized_swiglu<T, SWEEPS>(gate_up, scales, weight_scales, given, width, quantized, made);                   \
     }
 #define FEW_ROWS(NAME, T, ROWS)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 3) few_rows_##ROWS##_##NAME(                        \
+    extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 2) few_rows_##ROWS##_##NAME(                        \
         const u8* quantized, const float* scales, const u8* weight, const float* weight_scales, int rows, int width,  \
         int inner, T::Element* product) {                                                                             \
         few_rows<T, ROWS / 8>(quantized, scales, weight, weight_scales, rows, width, inner, product);                 \

@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import Launch, current_stream, suffix
+from tandemrt.plugins.kernels.module import HOPPER, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context, Tensors
 
 _STEP = 16  # what cuBLASLt wants inputs and outputs to be a multiple of
 _THREADS, _PER_THREAD = 256, 8
-_FEW = (8, 16)  # rows that the kernels take
-_OUTPUTS = 16  # of one of their blocks
-_RING = 8 * 2 * 16 * _THREADS  # bytes of their shared memory, see float8_product.cuh
-_EARLY_FROM = 90  # the architecture of which kernels begin before those in front have ended
+FEW = 16  # rows that kernels of ours take
+_TILE = 8  # of them that one instruction takes
+_OUTPUTS = 32  # of one of their blocks
+_RING = 4 * 4 * 16 * _THREADS  # bytes of their shared memory, see float8_product.cuh
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
     """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
-    return FewRows(context, tensors) if _rows(tensors) <= _FEW[-1] else Product(tensors)
+    return FewRows(context, tensors) if _rows(tensors) <= FEW else Product(tensors)
 
 
 def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
     """As :func:`launch`, with scales."""
-    return FewRows(context, tensors) if _rows(tensors) <= _FEW[-1] else ScaledProduct(context, tensors)
+    return FewRows(context, tensors) if _rows(tensors) <= FEW else ScaledProduct(context, tensors)
 
 
 class FewRows:
@@ -41,19 +41,19 @@ class FewRows:
         if "scales" not in tensors:
             _require_room(product)
         module = context.module("float8")
-        name = f"few_rows_{next(most for most in _FEW if rows <= most)}_{suffix(product)}"
+        name = f"few_rows_{-(-rows // _TILE) * _TILE}_{suffix(product)}"
         inputs = (quantized, tensors.get("scales"), weight, tensors.get("weight_scales"))
         sizes = (np.int32(rows), np.int32(width), np.int32(inner))
         self._device = product.device
         self._launch = Launch(
             module.kernel(name, shared=_RING),
-            (width // _OUTPUTS, 1, 1),
+            (-(-width // _OUTPUTS), 1, 1),
             (_THREADS, 1, 1),
             *inputs,
             *sizes,
             product,
             shared=_RING,
-            early=module.architecture >= _EARLY_FROM,
+            early=module.architecture >= HOPPER,
         )
 
     def run(self) -> None:
@@ -86,14 +86,11 @@ class ScaledProduct:
     def __init__(self, context: Context, tensors: Tensors) -> None:
         product, scales, weight_scales = (tensors[name] for name in ("product", "scales", "weight_scales"))
         width = product.shape[-1]
-        module = context.module("float8")
-        kernel = module.kernel(f"scale_product_{suffix(product)}")
+        kernel = context.module("float8").kernel(f"scale_product_{suffix(product)}")
         grid = (-(-width // (_PER_THREAD * _THREADS)) * (product.numel() // width), 1, 1)  # as swiglu's, for any rows
         self._device = product.device
         self._product = Product(tensors)
-        early = module.architecture >= _EARLY_FROM
-        arguments = (scales, weight_scales, np.int32(width), product)
-        self._scale = Launch(kernel, grid, (_THREADS, 1, 1), *arguments, early=early)
+        self._scale = Launch(kernel, grid, (_THREADS, 1, 1), scales, weight_scales, np.int32(width), product)
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from tandemrt.plugins.kernels.module import Grid, Launch, current_stream, suffix
+from tandemrt.plugins.kernels.float8_product import FEW
+from tandemrt.plugins.kernels.module import HOPPER, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Context, Tensors
 
 _PER_THREAD = 8  # values at a time
 _MOST_THREADS = 512
 _MOST_BLOCKS = 8  # that can share a token
 _SWEEPS = 2  # of a block over a token that it has for itself, 8 values for each thread
-_HOPPER = 90  # from this architecture on there are clusters, and kernels that begin before those in front have ended
 _FULL = 64  # tokens that have work for all processors with a block each
 
 
@@ -21,7 +21,7 @@ def launch_tokens(tensors: Tensors, attributes: Mapping[str, Any], context: Cont
     width, rows = _sizes(tensors)
     inputs = (tensors["x"], tensors.get("static_scale"), np.int32(width))
     outputs = (tensors["quantized"], tensors["scales"])
-    return Rounding(context, "quantize_tokens", (rows, 1, 1), _threads(width), *inputs, *outputs)
+    return Rounding(context, "quantize_tokens", rows, _threads(width), *inputs, *outputs)
 
 
 def launch_swiglu(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":  # noqa: ARG001
@@ -29,10 +29,10 @@ def launch_swiglu(tensors: Tensors, attributes: Mapping[str, Any], context: Cont
     width, rows = _sizes(tensors)
     inputs = (tensors[name] for name in ("gate_up", "product_scales", "weight_scales"))
     outputs = (tensors["quantized"], tensors["scales"])
-    sweeps, blocks, threads = _form(width, rows, clusters=context.module("float8").architecture >= _HOPPER)
+    sweeps, blocks, threads = _form(width, rows, clusters=context.module("float8").architecture >= HOPPER)
     given = (tensors.get("static_scale"), np.int32(width))
-    kernel, grid = f"quantized_swiglu_{sweeps}", (rows * blocks, 1, 1)
-    return Rounding(context, kernel, grid, threads, *inputs, *given, *outputs, cluster=blocks)
+    kernel = f"quantized_swiglu_{sweeps}"
+    return Rounding(context, kernel, rows, threads, *inputs, *given, *outputs, blocks=blocks)
 
 
 def launch_norm(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":
@@ -43,20 +43,23 @@ def launch_norm(tensors: Tensors, attributes: Mapping[str, Any], context: Contex
     sizes = (np.int32(width), np.float32(attributes["epsilon"]))
     outputs = (tensors[name] for name in ("quantized", "scales", "sum"))
     given = (tensors.get("static_scale"), *sizes)
-    return Rounding(context, "quantized_norm", (rows, 1, 1), _threads(width), *inputs, *given, *outputs)
+    return Rounding(context, "quantized_norm", rows, _threads(width), *inputs, *given, *outputs)
 
 
 class Rounding:
-    """One launch of a kernel, bound, whose first argument has the dtype that it reads. Capturable: a run allocates
-    nothing and reads nothing on the host."""
+    """One launch of a kernel, bound, whose first argument has the dtype that it reads, some blocks for each row.
+
+    That of few rows begins early, so that the product behind it can, too (FewRows). Capturable: a run allocates nothing
+    and reads nothing on the host.
+    """
 
     def __init__(
-        self, context: Context, kernel: str, grid: Grid, threads: int, first: Any, *rest: Any, cluster: int = 1
+        self, context: Context, kernel: str, rows: int, threads: int, first: Any, *rest: Any, blocks: int = 1
     ) -> None:
         module = context.module("float8")
-        found, early = module.kernel(f"{kernel}_{suffix(first)}"), module.architecture >= _HOPPER
+        found, early = module.kernel(f"{kernel}_{suffix(first)}"), rows <= FEW and module.architecture >= HOPPER
         self._device = first.device
-        self._launch = Launch(found, grid, (threads, 1, 1), first, *rest, cluster=cluster, early=early)
+        self._launch = Launch(found, (rows * blocks, 1, 1), (threads, 1, 1), first, *rest, cluster=blocks, early=early)
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
