@@ -172,6 +172,7 @@ __device__ void scale_product(const float* scales, const float* weight_scales, i
     }                                                                                                                 \
     SWIGLU(NAME, T, 1, 512)                                                                                           \
     SWIGLU(NAME, T, 2, 1024)                                                                                          \
+    SWIGLU(NAME, T, 4, 512)                                                                                           \
     FEW_ROWS(NAME, T, 8)                                                                                              \
     FEW_ROWS(NAME, T, 16)                                                                                             \
     extern "C" __global__ void __launch_bounds__(512) quantized_norm_##NAME(                                          \

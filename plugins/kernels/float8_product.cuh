@@ -6,8 +6,7 @@
 
 constexpr int PRODUCT_WARPS = 8, PRODUCT_THREADS = 32 * PRODUCT_WARPS;
 constexpr int PRODUCT_CHUNK = 64;  // inputs that a warp takes at a time
-constexpr int STAGES = 4;  // chunks of the weight that a warp has asked for, one of which it reads
-constexpr int TALL = 2;    // times 16 outputs of a block
+constexpr int TALL = 2;  // times 16 outputs of a block
 
 // c[16 outputs x 8 rows] += a[16 x 32] b[32 x 8], each in the fragments of mma.m16n8k32.
 __device__ __forceinline__ void float8_mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -29,6 +28,8 @@ __device__ void few_rows(
     int inner, typename T::Element* product
 ) {
     constexpr int STRIDE = PRODUCT_WARPS * PRODUCT_CHUNK, ROWS = 8 * TILES, OUTPUTS = 16 * TALL, AT_ONCE = 4;
+    // Chunks of the weight that a warp has asked for, one of which it reads. Rows want the same memory, as a cache.
+    constexpr int STAGES = TILES == 1 ? 5 : 4;
     extern __shared__ uint4 ring[];  // [STAGES][2 * TALL][PRODUCT_THREADS]
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = lane / 4, steps = (inner + STRIDE - 1) / STRIDE;
     int begin = warp * PRODUCT_CHUNK + 16 * (lane % 4), first_output = OUTPUTS * blockIdx.x;

@@ -17,7 +17,8 @@ _THREADS, _PER_THREAD = 256, 8
 FEW = 16  # rows that kernels of ours take
 _TILE = 8  # of them that one instruction takes
 _OUTPUTS = 32  # of one of their blocks
-_RING = 4 * 4 * 16 * _THREADS  # bytes of their shared memory, see float8_product.cuh
+_STAGES = {8: 5, 16: 4}  # by the rows of a kernel, see float8_product.cuh
+_STAGE = 4 * 16 * _THREADS  # bytes of shared memory
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
@@ -41,18 +42,19 @@ class FewRows:
         if "scales" not in tensors:
             _require_room(product)
         module = context.module("float8")
-        name = f"few_rows_{-(-rows // _TILE) * _TILE}_{suffix(product)}"
+        most = -(-rows // _TILE) * _TILE
+        shared = _STAGES[most] * _STAGE
         inputs = (quantized, tensors.get("scales"), weight, tensors.get("weight_scales"))
         sizes = (np.int32(rows), np.int32(width), np.int32(inner))
         self._device = product.device
         self._launch = Launch(
-            module.kernel(name, shared=_RING),
+            module.kernel(f"few_rows_{most}_{suffix(product)}", shared=shared),
             (-(-width // _OUTPUTS), 1, 1),
             (_THREADS, 1, 1),
             *inputs,
             *sizes,
             product,
-            shared=_RING,
+            shared=shared,
             early=module.architecture >= HOPPER,
         )
 

@@ -12,8 +12,7 @@ from tandemrt.plugins.launch import Context, Tensors
 _PER_THREAD = 8  # values at a time
 _MOST_THREADS = 512
 _MOST_BLOCKS = 8  # that can share a token
-_SWEEPS = 2  # of a block over a token that it has for itself, 8 values for each thread
-_FULL = 64  # tokens that have work for all processors with a block each
+_FULL, _MANY = 64, 256  # tokens that occupy all processors with a block each, and with two on each processor
 
 
 def launch_tokens(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Rounding":  # noqa: ARG001
@@ -76,9 +75,11 @@ def _sizes(tensors: Tensors) -> tuple[int, int]:
 
 
 def _form(width: int, rows: int, *, clusters: bool) -> tuple[int, int, int]:
-    """Sweeps, blocks of a token, and their threads."""
-    if not clusters or rows >= _FULL:
-        return _SWEEPS, 1, _threads(-(-width // _SWEEPS), most=2 * _MOST_THREADS)
+    """Sweeps over a token, 8 values for each thread, then blocks of a token, and their threads."""
+    if rows >= _MANY:
+        return 4, 1, _threads(-(-width // 4))
+    if rows >= _FULL or not clusters:
+        return 2, 1, _threads(-(-width // 2), most=2 * _MOST_THREADS)
     blocks = 1
     while blocks < _MOST_BLOCKS and width > 2048 * blocks:
         blocks *= 2

@@ -167,7 +167,7 @@ def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:
 def _quantized_gates(kind: np.dtype[Any]) -> Iterator[Case]:
     """Tokens that some blocks share and tokens of a block each, wider than what those keep."""
     rng = np.random.default_rng(6)
-    for shape in ((1, 1, 80), (3, 5, 64), (1, 65_600), (64, 32_800)):
+    for shape in ((1, 1, 80), (3, 5, 64), (1, 65_600), (64, 32_800), (256, 1_200)):
         scales = {"product_scales": _scales(rng, *shape[:-1], 1), "weight_scales": _scales(rng, shape[-1])}
         inputs = {"gate_up": (rng.normal(size=shape) * 500).astype(kind), **scales}
         yield Case(inputs, kind=str(kind))

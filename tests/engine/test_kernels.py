@@ -19,6 +19,7 @@ ENTRIES = {
         "quantize_tokens": "2 u64, 1 u32, 2 u64",
         "quantized_swiglu_1": "4 u64, 1 u32, 2 u64",
         "quantized_swiglu_2": "4 u64, 1 u32, 2 u64",
+        "quantized_swiglu_4": "4 u64, 1 u32, 2 u64",
         "few_rows_8": "4 u64, 3 u32, 1 u64",
         "few_rows_16": "4 u64, 3 u32, 1 u64",
         "quantized_norm": "6 u64, 1 u32, 1 f32, 3 u64",
