@@ -3,8 +3,9 @@
 python -m tools.bench_float8                     # the products, and what stands between them, at 1 to 2,048 rows
 
 Products: in bfloat16 (torch.mm), and in float8 (torch._scaled_mm) with one scale per side, with one per row and output,
-and with sums kept in fewer bits (use_fast_accum), whose error is told beside that of whole sums. Between them: the operators of a layer in float8, and that layer as a
-whole without its attention. Weights are more than fit the second-level cache.
+and with sums kept in fewer bits (use_fast_accum), whose error is told beside that of whole sums. Between them: the
+operators of a layer in float8, and that layer as a whole without its attention. Weights are more than fit the
+second-level cache.
 """
 
 import tempfile
