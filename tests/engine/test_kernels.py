@@ -15,6 +15,14 @@ LAST = COMPUTE_CAPABILITIES[-1]
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
+    "experts": {
+        "route_few": "1 u64, 4 u32, 5 u64",
+        "choose": "1 u64, 4 u32, 2 u64",
+        "place": "1 u64, 2 u32, 4 u64",
+        "gate_up": "5 u64, 3 u32, 1 u64",
+        "down": "6 u64, 2 u32, 1 u64",
+        "sum": "1 u64, 2 u32, 1 u64",
+    },
     "float8": {
         "quantize_tokens": "2 u64, 1 u32, 2 u64",
         "quantized_swiglu": "4 u64, 2 u32, 2 u64",
@@ -57,14 +65,14 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
 
 
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them in one dtype, one GPU all.
-# Products in float8 see a GPU without it, and the newest.
+# Products in float8 see a GPU without it, and the newest; experts the oldest and the newest.
 COMPILED = [
     (kernel, dtype, capability, HEAD_DIMS if kernel != "attention" or capability == "9.0" else (128,))
     for kernel in compiler.kernel_names()
     for dtype in SUFFIXES
     for capability in COMPUTE_CAPABILITIES
-    if kernel not in ("attention", "float8") or dtype == "bfloat16" or capability == "9.0"
-    if kernel != "float8" or capability in ("8.0", "9.0", LAST)
+    if kernel not in ("attention", "float8", "experts") or dtype == "bfloat16" or capability == "9.0"
+    if kernel not in ("float8", "experts") or capability in ("8.0", "9.0", LAST)
 ]
 
 
