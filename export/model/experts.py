@@ -33,8 +33,9 @@ def one_operator(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, expe
     logits = Linear.stored(f"{name}.gate", experts.count)(b, x, w)
     stems, width = [f"{name}.experts.{expert}" for expert in range(experts.count)], experts.intermediate
     both = [f"{stem}.{kind}_proj.weight" for stem in stems for kind in ("gate", "up")]
-    gate_up = w.stacked(both, [width] * len(both), (spec.hidden,))
-    down = w.stacked([f"{stem}.down_proj.weight" for stem in stems], [spec.hidden] * experts.count, (width,))
+    gate_up = w.stacked(both, [width] * len(both), (spec.hidden,), name=f"{name}.experts.gate_up")
+    out = [f"{stem}.down_proj.weight" for stem in stems]
+    down = w.stacked(out, [spec.hidden] * experts.count, (width,), name=f"{name}.experts.down")
     (mixed,) = b.custom(
         *("experts", x, logits, gate_up, down),
         domain=DOMAIN,

@@ -31,7 +31,7 @@ CASES = [*CONFIGS, *SLIDING, *filter(paged, FAMILIES)]
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kernels")
-    compile_kernels(compute_capabilities(), folder, names=["attention", "swiglu"], head_dims=[32, 64])
+    compile_kernels(compute_capabilities(), folder, names=["attention", "experts", "swiglu"], head_dims=[32, 64])
     return folder
 
 
