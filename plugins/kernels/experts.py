@@ -1,109 +1,79 @@
-"""``experts`` on the GPU: who goes where, gate and up with their activation, down, and each token's sum."""
+"""``experts`` on the GPU: who goes where, gate and up with their activation, down, and each token's sum.
+
+For many rows the products are torch's (plugins/kernels/experts_grouped.py).
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fits_groups
+from tandemrt.plugins.kernels.experts_route import Routes, most_items
 from tandemrt.plugins.kernels.module import Launch, current_stream, suffix
-from tandemrt.plugins.launch import Context, Tensors
+from tandemrt.plugins.launch import Call, Context, Tensors
 from tandemrt.plugins.operators import HIDDEN_STEP, MOST_EXPERTS, MOST_PER_TOKEN, WIDTH_STEP
 
-_ITEM, _GATES, _OUTPUTS = 32, 8, 32  # pairs of an item; gates, and outputs of the last product, of a unit
-_FEW = 1024  # pairs that one launch chooses and places
-_THREADS, _ROUTE_THREADS, _AT_ONCE = 256, 512, 2  # of a block; blocks of a multiprocessor
+_GATES, _OUTPUTS = 8, 32  # gates of a unit, and outputs of one of the last product
+_THREADS, _AT_ONCE = 256, 2  # of a block; blocks of a multiprocessor
+_RING = 4 * 4 * _THREADS * 16  # bytes of weights that are on their way to a block
+_LEAST = 1024  # pairs that there is always room for
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """What stands between the launches of a call; the calls of an engine follow one another, so they share it."""
+def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
+    """See plugins/launch.py. Which way the products go depends on the number of rows alone.
 
-    weights: torch.Tensor
-    ids: torch.Tensor
-    order: torch.Tensor
-    ends: torch.Tensor
-    items: torch.Tensor
-    item_count: torch.Tensor
-    activated: torch.Tensor
-    parts: torch.Tensor
-
-    @classmethod
-    def of(cls, pairs: int, experts: int, hidden: int, width: int, like: torch.Tensor) -> "Scratch":
-        """Room for ``pairs`` of a row and an expert."""
-
-        def ints(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=torch.int32, device=like.device)
-
-        return cls(
-            weights=torch.empty(pairs, dtype=torch.float32, device=like.device),
-            ids=ints(pairs),
-            order=ints(pairs),
-            ends=ints(experts),
-            items=ints(_items(pairs, experts), 4),
-            item_count=ints(1),
-            activated=torch.empty(pairs, width, dtype=like.dtype, device=like.device),
-            parts=torch.empty(pairs, hidden, dtype=torch.float32, device=like.device),
-        )
+    Raises ValueError for sizes that the kernels do not take.
+    """
+    _require_sizes(tensors, attributes["per_token"])
+    if not tensors["x"].numel():
+        return Nothing()
+    kind = GroupedMixture if fits_groups(tensors, attributes["per_token"], context) else Mixture
+    return kind(tensors, attributes, context)
 
 
-def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Mixture":
-    """See plugins/launch.py."""
-    return Mixture(tensors, attributes, context)
+class Nothing:
+    """A call without rows."""
+
+    def run(self) -> None:
+        """Enqueue nothing."""
 
 
 class Mixture:
     """One call, bound; tensors as the schema says, contiguous. Capturable: a run allocates nothing and reads nothing on
-    the host.
-
-    Raises ValueError for sizes that the kernels do not take.
+    the host. A row has the same bits in any company.
     """
 
     def __init__(self, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> None:
         x, logits, gate_up, down, mixed = (tensors[name] for name in ("x", "router_logits", "gate_up", "down", "mixed"))
         hidden, width, experts, chosen = x.shape[-1], down.shape[-1], logits.shape[-1], attributes["per_token"]
         rows = logits.numel() // experts
-        _require_sizes(tensors, experts, chosen)
+        pairs, module, kind = rows * chosen, context.module("experts"), suffix(x)
+        room = max(_LEAST, 1 << (pairs - 1).bit_length())
+        routes = context.keep(("routes", room, experts), lambda: Routes.of(room, experts, x.device))
+        activated, parts = context.keep(
+            ("experts", room, width, hidden, x.dtype),  # the calls of an engine follow one another, so they share it
+            lambda: (x.new_empty(room, width), torch.empty(room, hidden, dtype=torch.float32, device=x.device)),
+        )
+        sizes, per_token = (np.int32(hidden), np.int32(width)), np.int32(chosen)
+        given = (routes.order, routes.items, routes.item_count)
+
+        def product(name: str, across: int, *arguments: Any) -> Launch:
+            """As many blocks as run at a time, or as there can be units."""
+            blocks = min(across * most_items(pairs, experts), _AT_ONCE * module.processors)
+            kernel = module.kernel(f"{name}_{kind}", shared=_RING)
+            return Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), *arguments, shared=_RING)
+
+        across = -(-hidden // (4 * _THREADS))
         self._device = x.device
-        self._launches: tuple[Launch, ...] = ()
-        if not rows:
-            return
-        pairs = rows * chosen
-        room = max(_FEW, 1 << (pairs - 1).bit_length())
-        key = ("experts", room, experts, hidden, width, x.dtype)
-        scratch = context.keep(key, lambda: Scratch.of(room, experts, hidden, width, x))
-        module, kind = context.module("experts"), suffix(x)
-        counts = [np.int32(each) for each in (rows, experts, chosen, attributes["normalized"])]
-        sizes = np.int32(hidden), np.int32(width)
-        placed = (scratch.order, scratch.ends, scratch.items, scratch.item_count)
-        given = (scratch.order, scratch.items, scratch.item_count)
-        chosen_by = np.int32(chosen)
-
-        def bound(name: str, blocks: int, *arguments: Any, threads: int = _THREADS, along: int = 1) -> Launch:
-            return Launch(module.kernel(f"{name}_{kind}"), (blocks, along, 1), (threads, 1, 1), *arguments)
-
-        def units(each: int) -> int:
-            return min(each * _items(pairs, experts), _AT_ONCE * module.processors)
-
-        if pairs <= _FEW:
-            route = [bound("route_few", experts, logits, *counts, scratch.weights, *placed, threads=_ROUTE_THREADS)]
-        else:
-            route = [
-                bound("choose", -(-rows // (_THREADS // 32)), logits, *counts, scratch.ids, scratch.weights),
-                bound(
-                    *("place", experts, scratch.ids, np.int32(pairs), np.int32(experts), *placed),
-                    threads=_ROUTE_THREADS,
-                ),
-            ]
         self._launches = (
-            *route,
-            bound("gate_up", units(width // _GATES), x, gate_up, *given, *sizes, chosen_by, scratch.activated),
-            bound(
-                *("down", units(-(-hidden // _OUTPUTS)), scratch.activated, down, *given, scratch.weights, *sizes),
-                scratch.parts,
+            *routes.launches(module, logits, chosen, normalized=attributes["normalized"]),
+            product("gate_up", width // _GATES, x, gate_up, *given, *sizes, per_token, activated),
+            product("down", -(-hidden // _OUTPUTS), activated, down, *given, routes.shares, *sizes, parts),
+            Launch(
+                *(module.kernel(f"sum_{kind}"), (rows, across, 1), (_THREADS, 1, 1)), parts, per_token, sizes[0], mixed
             ),
-            bound("sum", rows, scratch.parts, chosen_by, sizes[0], mixed, along=-(-hidden // (4 * _THREADS))),
         )
 
     def run(self) -> None:
@@ -113,14 +83,9 @@ class Mixture:
             each.run(stream)
 
 
-def _items(pairs: int, experts: int) -> int:
-    """At most so many: each expert's last one may be short."""
-    return min(experts, pairs) + pairs // _ITEM
-
-
-def _require_sizes(tensors: Tensors, experts: int, chosen: int) -> None:
+def _require_sizes(tensors: Tensors, chosen: int) -> None:
     x, gate_up, down, mixed = (tensors[name] for name in ("x", "gate_up", "down", "mixed"))
-    hidden, width = x.shape[-1], down.shape[-1]
+    hidden, width, experts = x.shape[-1], down.shape[-1], tensors["router_logits"].shape[-1]
     if gate_up.shape != (2 * experts * width, hidden) or down.shape != (experts * hidden, width):
         raise ValueError(
             f"gate_up, down: {[2 * experts * width, hidden]} and {[experts * hidden, width]} are needed for {experts} "

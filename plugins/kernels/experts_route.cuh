@@ -61,8 +61,11 @@ __device__ void choose(
     }
 }
 
-// Block e's part: the pairs of expert e in their order, ``ends``[e], and its items {expert, first place, pairs}.
-__device__ void place(const int* ids, int pairs, int experts, int* order, int* ends, int4* items, int* item_count) {
+// Block e's part: the pairs of expert e in their order and the place of each, ``ends``[e], and its items {expert, first
+// place, pairs}.
+__device__ void place(
+    const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items, int* item_count
+) {
     __shared__ int counts[MOST_EXPERTS], before[2], of_warp[32];
     int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
@@ -99,7 +102,10 @@ __device__ void place(const int* ids, int pairs, int experts, int* order, int* e
             if (w < warp) at += of_warp[w];
             done += of_warp[w];
         }
-        if (mine) order[start + at] = p;
+        if (mine) {
+            order[start + at] = p;
+            places[p] = start + at;
+        }
         __syncthreads();
     }
 }

@@ -1,24 +1,22 @@
-// Products of a few rows with 16 outputs of a stored weight, which is read once, past the first-level cache.
+// Products of a few rows with 16 outputs of stored weights, each of which is read once and never waited for alone.
 #pragma once
 #include "elements.cuh"
 
-__device__ __forceinline__ uint4 load_once(const uint4* at) {
-    uint4 x;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(at));
-    return x;
-}
+constexpr int WARPS = 8, THREADS = 32 * WARPS;
+constexpr int RING = 4;  // chunks of weights that are on their way to a warp at a time
 
 // What a warp has of 16 outputs and 8 rows: thread 4 * g + t outputs g and g + 8 of rows 2 * t and 2 * t + 1, as the
 // tensor cores leave it. It reads outputs g and g + 8 and row g, 16 bytes at a time, which are other inputs than the
 // fragments say: sums know no order, and weights and rows are taken alike.
 template <class T>
 struct Sums {
+    using Input = uint4;
     float at[4] = {};
 
-    __device__ __forceinline__ void add(uint4 upper, uint4 lower, const uint4* row, int k) {
-        uint4 x = row == nullptr ? make_uint4(0, 0, 0, 0) : __ldg(row + k);
+    static __device__ __forceinline__ Input load(const uint4* row, int k, int length) {
+        return row != nullptr && k < length ? __ldg(row + k) : make_uint4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ void add(uint4 upper, uint4 lower, Input x) {
         T::product(at, {upper.x, lower.x, upper.y, lower.y}, x.x, x.y);
         T::product(at, {upper.z, lower.z, upper.w, lower.w}, x.z, x.w);
     }
@@ -28,23 +26,28 @@ struct Sums {
 // In float32 without tensor cores: every thread of a quarter has a share of all rows' inputs.
 template <>
 struct Sums<Fp32> {
+    struct Input {
+        const uint4* row;
+        int k;
+    };
     float at[4], all[2][8] = {};
 
-    __device__ __forceinline__ void add(uint4 upper, uint4 lower, const uint4* row, int k) {
+    static __device__ __forceinline__ Input load(const uint4* row, int k, int length) {
+        return {k < length ? row : nullptr, k < length ? k : 0};
+    }
+    __device__ __forceinline__ void add(uint4 upper, uint4 lower, Input x) {
         const float* high = reinterpret_cast<const float*>(&upper);
         const float* low = reinterpret_cast<const float*>(&lower);
 #pragma unroll
         for (int r = 0; r < 8; ++r) {
-            const uint4* from = reinterpret_cast<const uint4*>(
-                __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row), 4 * r)
-            );
-            if (from == nullptr) continue;
-            uint4 bits = __ldg(from + k);
-            const float* x = reinterpret_cast<const float*>(&bits);
+            auto address = __shfl_sync(~0u, reinterpret_cast<unsigned long long>(x.row), 4 * r);
+            if (!address) continue;
+            uint4 bits = __ldg(reinterpret_cast<const uint4*>(address) + x.k);
+            const float* values = reinterpret_cast<const float*>(&bits);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                all[0][r] += high[i] * x[i];
-                all[1][r] += low[i] * x[i];
+                all[0][r] += high[i] * values[i];
+                all[1][r] += low[i] * values[i];
             }
         }
     }
@@ -59,34 +62,87 @@ struct Sums<Fp32> {
     }
 };
 
-// ``sums`` of 8 * TILES rows, of which ``tiles`` tiles are there, over the ``length`` vectors of 16 bytes of a row that
-// are this part's of SPLIT. Rows are null where there are none.
-template <class T, int SPLIT, int TILES>
-__device__ __forceinline__ void stream(
-    const uint4* upper, const uint4* lower, const uint4* const (&rows)[TILES], int tiles, int length, int part,
-    Sums<T> (&sums)[TILES]
-) {
-    constexpr int UNROLL = sizeof(typename T::Element) == 2 ? 4 : 1, STEP = 8 * SPLIT;
-    const uint4 none = make_uint4(0, 0, 0, 0);
-    for (int base = 8 * part; base < length; base += UNROLL * STEP) {
-        int first = base + threadIdx.x % 4;
-        uint4 a[2 * UNROLL], b[2 * UNROLL];
+// Two outputs' rows of a weight, in vectors of 16 bytes; null where there are none.
+struct Pair {
+    const uint4 *upper, *lower;
+};
+
+// A thread's weights of all units of its block, one behind the other, on their way to shared memory that it alone
+// reads: so nothing is waited for between units, and no thread waits for another. ``find`` gives the Pair of a unit.
+// A chunk are 8 vectors of either output, of which a thread takes 2; chunk c of part p of SPLIT stands at c * SPLIT + p.
+template <int SPLIT, class Find>
+struct Weights {
+    Find find;
+    const uint4* none;  // any address
+    int length, part, unit, units, chunk = 0, slot = 0;
+    Pair at;
+    uint4* ring;  // [RING][4][THREADS]
+
+    __device__ __forceinline__ Weights(Find find, const uint4* none, int length, int part, int units, uint4* ring)
+        : find(find), none(none), length(length), part(part), unit(blockIdx.x), units(units), ring(ring) {
+        if (unit < units) at = find(unit);
+        for (int i = 0; i + 1 < RING; ++i) order();
+    }
+    __device__ __forceinline__ int chunks() const { return (length + 8 * SPLIT - 1) / (8 * SPLIT); }
+    __device__ __forceinline__ int vector(int chunk) const { return 8 * (chunk * SPLIT + part) + threadIdx.x % 4; }
+
+    // The next chunk that is not ordered yet.
+    __device__ __forceinline__ void order() {
+        if (unit < units) {
+            int k = vector(chunk);
 #pragma unroll
-        for (int u = 0; u < 2 * UNROLL; ++u) {
-            int k = first + u / 2 * STEP + u % 2 * 4;
-            a[u] = k < length ? load_once(upper + k) : none;
-            b[u] = k < length ? load_once(lower + k) : none;
+            for (int i = 0; i < 4; ++i) {
+                const uint4* from = i < 2 ? at.upper : at.lower;
+                bool there = from != nullptr && k + i % 2 * 4 < length;
+                copy(ring + (slot * 4 + i) * THREADS + threadIdx.x, there ? from + k + i % 2 * 4 : none, there);
+            }
+            if (++chunk == chunks()) {
+                chunk = 0;
+                unit += gridDim.x;
+                if (unit < units) at = find(unit);
+            }
         }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        slot = (slot + 1) % RING;
+    }
+    // Wait for the oldest chunk that was ordered; its slot is the one behind the newest.
+    __device__ __forceinline__ const uint4* oldest() {
+        asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
+        return ring + (slot + 1) % RING * 4 * THREADS + threadIdx.x;
+    }
+    static __device__ __forceinline__ void copy(uint4* to, const uint4* from, bool there) {
+        u32 address = static_cast<u32>(__cvta_generic_to_shared(to));
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                     "r"(there ? 16 : 0)
+                     : "memory");
+    }
+};
+
+// ``sums`` of 8 * TILES rows, of which ``tiles`` tiles are there, over the warp's part of a unit's inputs. Rows are null
+// where there are none.
+template <class T, int TILES, class Weights>
+__device__ __forceinline__ void multiply(
+    Weights& weights, const uint4* const (&rows)[TILES], int tiles, Sums<T> (&sums)[TILES]
+) {
+    using Input = typename Sums<T>::Input;
+    for (int chunk = 0; chunk < weights.chunks(); ++chunk) {
+        int k = weights.vector(chunk);
+        Input x[TILES][2];
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
             if (tile >= tiles) break;
-#pragma unroll
-            for (int u = 0; u < 2 * UNROLL; ++u) {
-                int k = first + u / 2 * STEP + u % 2 * 4;
-                if (base + u / 2 * STEP + u % 2 * 4 >= length) break;  // the same for all threads of the warp
-                sums[tile].add(a[u], b[u], k < length ? rows[tile] : nullptr, k < length ? k : 0);
-            }
+            x[tile][0] = Sums<T>::load(rows[tile], k, weights.length);
+            x[tile][1] = Sums<T>::load(rows[tile], k + 4, weights.length);
         }
+        const uint4* found = weights.oldest();
+        uint4 upper[2] = {found[0], found[THREADS]}, lower[2] = {found[2 * THREADS], found[3 * THREADS]};
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            if (tile >= tiles) break;
+            sums[tile].add(upper[0], lower[0], x[tile][0]);
+            sums[tile].add(upper[1], lower[1], x[tile][1]);
+        }
+        weights.order();
     }
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) sums[tile].finish();

@@ -16,12 +16,14 @@ LAST = COMPUTE_CAPABILITIES[-1]
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
     "experts": {
-        "route_few": "1 u64, 4 u32, 5 u64",
+        "route_few": "1 u64, 4 u32, 6 u64",
         "choose": "1 u64, 4 u32, 2 u64",
-        "place": "1 u64, 2 u32, 4 u64",
+        "place": "1 u64, 2 u32, 5 u64",
         "gate_up": "5 u64, 3 u32, 1 u64",
         "down": "6 u64, 2 u32, 1 u64",
         "sum": "1 u64, 2 u32, 1 u64",
+        "gather": "2 u64, 2 u32, 1 u64",
+        "sum_places": "3 u64, 2 u32, 1 u64",
     },
     "float8": {
         "quantize_tokens": "2 u64, 1 u32, 2 u64",

@@ -8,6 +8,7 @@ import torch
 
 from tandemrt.plugins.kernels import experts
 from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.plugins.kernels.experts_grouped import GroupedMixture
 from tandemrt.plugins.launch import Context
 from tandemrt.plugins.reference.experts import experts as reference
 from tests.gpu.here import compute_capabilities
@@ -20,7 +21,7 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     folder: Path = tmp_path_factory.mktemp("kernels")
-    compile_kernels(compute_capabilities(), folder, names=["experts"])
+    compile_kernels(compute_capabilities(), folder, names=["experts", "swiglu"])
     return Context(torch.device("cuda", 0), folder)
 
 
@@ -41,11 +42,12 @@ def part(given: Tensors, rows: slice) -> Tensors:
     return {**given, **each}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_token_has_the_same_bits_in_any_company(context: Context, dtype: torch.dtype) -> None:
-    given = tensors(1500, dtype)
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 80), (torch.float16, 1500)])
+def test_a_token_has_the_same_bits_in_any_company(context: Context, dtype: torch.dtype, most: int) -> None:
+    """Up to where grouped products take over."""
+    given = tensors(most, dtype)
     experts.launch(given, GIVEN, context).run()
-    for rows in (slice(0, 1), slice(3, 8), slice(100, 180), slice(700, 1400)):
+    for rows in (slice(0, 1), slice(3, 8), slice(most // 8, most // 2), slice(most // 4, most)):
         few = part(given, rows)
         experts.launch(few, GIVEN, context).run()
         assert torch.equal(few["mixed"], given["mixed"][rows])
@@ -61,16 +63,31 @@ def test_many_rows_of_one_expert_equal_the_reference(context: Context) -> None:
     np.testing.assert_allclose(given["mixed"][rows].cpu().numpy(), reference(**few, **GIVEN), rtol=1e-4, atol=1e-5)
 
 
-def test_a_captured_call_follows_who_chooses_whom(context: Context) -> None:
-    given = tensors(40)
+@pytest.mark.parametrize("rows", [600, 2000])
+def test_grouped_products_of_many_rows_are_near_those_of_few(context: Context, rows: int) -> None:
+    given = tensors(rows)
+    call = experts.launch(given, GIVEN, context)
+    assert isinstance(call, GroupedMixture)
+    call.run()
+    for part_of in (slice(0, 60), slice(rows - 60, rows)):
+        few = part(given, part_of)
+        experts.launch(few, GIVEN, context).run()
+        torch.testing.assert_close(given["mixed"][part_of], few["mixed"], rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("rows", [3, 40, 600])
+def test_a_captured_call_follows_who_chooses_whom(context: Context, rows: int) -> None:
+    given = tensors(rows)
     call, stream = experts.launch(given, GIVEN, context), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    call.run()  # libraries choose their kernels
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         call.run()
     for seed in (1, 2):
-        other = tensors(40, seed=seed)
+        other = tensors(rows, seed=seed)
         given["x"].copy_(other["x"])
         given["router_logits"].copy_(other["router_logits"])
+        given["mixed"].fill_(77)
         graph.replay()
         replayed = given["mixed"].clone()
         call.run()
