@@ -25,6 +25,7 @@ __device__ void route_few(
 ) {
     __shared__ int ids[FEW_PAIRS];
     __shared__ float unread[FEW_PAIRS];
+    let_next_begin();
     for (int row = threadIdx.x / 32; row < rows; row += blockDim.x / 32) {
         float* to = (blockIdx.x == 0 ? weights : unread) + row * per_token;
         choose<T>(logits + static_cast<i64>(row) * experts, experts, per_token, normalized, ids + row * per_token, to);
@@ -67,6 +68,8 @@ __device__ void gate_up(
     constexpr int EACH = 16 / sizeof(typename T::Element);
     extern __shared__ uint4 ring[];
     __shared__ Shared shared;
+    wait_for_previous();  // for the items
+    let_next_begin();
     const uint4* stored = reinterpret_cast<const uint4*>(weight);
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, length = hidden / EACH, across = width / GATES;
     int units = *item_count * across, turn = 0;
@@ -121,6 +124,8 @@ __device__ void down(
         return own < hidden ? Pair{from, from + 8 * length} : Pair{nullptr, nullptr};
     };
     Weights<DOWN_SPLIT, decltype(find)> weights(find, stored, length, warp % DOWN_SPLIT, units, ring);
+    let_next_begin();
+    wait_for_previous();  // which began behind the items
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn ^= 1) {
         int4 item = items[unit / across];
         int first = unit % across * DOWNS, count = item.z, tiles = (count + 7) / 8;
@@ -148,6 +153,7 @@ __device__ void down(
 
 template <class T>
 __device__ void sum(const float* parts, int per_token, int hidden, typename T::Element* mixed) {
+    wait_for_previous();
     i64 row = blockIdx.x;  // along the axis that takes any number
     int at = 4 * (blockIdx.y * blockDim.x + threadIdx.x);
     if (at >= hidden) return;
@@ -204,6 +210,7 @@ __device__ void sum_places(
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) place_##NAME(                                         \
         const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items, int* item_count) {                \
+        let_next_begin();                                                                                             \
         place(ids, pairs, experts, order, places, ends, items, item_count);                                                   \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) gate_up_##NAME(                                          \

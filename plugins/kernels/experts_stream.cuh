@@ -5,6 +5,20 @@
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int RING = 4;  // chunks of weights that are on their way to a warp at a time
 
+// Launches of experts follow one another closely: the next one may begin, and read what it needs not wait for.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Until the launch in front has ended, and all that ended before it.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // What a warp has of 16 outputs and 8 rows: thread 4 * g + t outputs g and g + 8 of rows 2 * t and 2 * t + 1, as the
 // tensor cores leave it. It reads outputs g and g + 8 and row g, 16 bytes at a time, which are other inputs than the
 // fragments say: sums know no order, and weights and rows are taken alike.
