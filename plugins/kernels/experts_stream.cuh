@@ -82,8 +82,8 @@ struct Pair {
 };
 
 // A thread's weights of all units of its block, one behind the other, on their way to shared memory that it alone
-// reads: so nothing is waited for between units, and no thread waits for another. ``find`` gives the Pair of a unit.
-// A chunk are 8 vectors of either output, of which a thread takes 2; chunk c of part p of SPLIT stands at c * SPLIT + p.
+// reads: so nothing is waited for between units, and no thread waits for another. ``find`` gives the Pair of a unit. A
+// chunk is 8 vectors of either output, of which a thread takes 2; chunk c of part p of SPLIT stands at c * SPLIT + p.
 template <int SPLIT, class Find>
 struct Weights {
     Find find;
