@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.dtypes import BYTES
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.read.checkpoint import read_header
@@ -72,7 +73,16 @@ def make_draft(folder: Path, kind: Kind, *, device: str) -> None:
 
 
 def make_bundle(
-    folder: Path, name: str, *, device: str, batch: int, length: int, chunk: int, window: int, kind: Kind = Kind.MODEL
+    folder: Path,
+    name: str,
+    *,
+    device: str,
+    batch: int,
+    length: int,
+    chunk: int,
+    window: int,
+    kind: Kind = Kind.MODEL,
+    kv_dtype: str | None = None,
 ) -> Bundle:
     """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``."""
     cuda = device.startswith("cuda")
@@ -90,7 +100,7 @@ def make_bundle(
     )
     recipe = folder / f"{name}.toml"
     recipe.write_text(text)
-    return Bundle.open(build(Recipe.load(recipe), folder / name, progress=_say).folder)
+    return Bundle.open(build(Recipe.load(recipe, kv_dtype=kv_dtype), folder / name, progress=_say).folder)
 
 
 def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
@@ -105,7 +115,7 @@ def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
     if experts := spec["experts"]:
         unread = (1 - experts["per_token"] / experts["count"]) ** tokens
         weights -= unread * sum(nbytes for name, nbytes in tensors.items() if ".experts." in name)
-    width = {"float32": 4, "float16": 2, "bfloat16": 2}[bundle.manifest.engines["target"].dtype]
+    width = BYTES[bundle.contract("target")["past_key.0"].dtype]
     token: int = 2 * spec["layers"] * spec["kv_heads"] * spec["head_dim"] * width
     return 1e3 * (weights + rows * context * token) / BANDWIDTH
 
