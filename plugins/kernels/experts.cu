@@ -18,7 +18,6 @@ __device__ void route_few(
 ) {
     __shared__ int ids[FEW_PAIRS];
     __shared__ float unread[FEW_PAIRS];
-    let_next_begin();
     for (int row = threadIdx.x / 32; row < rows; row += blockDim.x / 32) {
         float* to = (blockIdx.x == 0 ? weights : unread) + row * per_token;
         choose<T>(logits + static_cast<i64>(row) * experts, experts, per_token, normalized, ids + row * per_token, to);
@@ -40,7 +39,6 @@ __device__ void choose_rows(
 
 template <class T>
 __device__ void sum(const float* parts, int per_token, int hidden, typename T::Element* mixed) {
-    wait_for_previous();
     i64 row = blockIdx.x;  // along the axis that takes any number
     int at = 4 * (blockIdx.y * blockDim.x + threadIdx.x);
     if (at >= hidden) return;
@@ -99,7 +97,6 @@ __device__ void sum_places(
     extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) place_##NAME(                                         \
         const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items,                      \
         int* item_count) {                                                                                            \
-        let_next_begin();                                                                                             \
         place(ids, pairs, experts, order, places, ends, items, item_count);                                           \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) gate_up_##NAME(                                 \

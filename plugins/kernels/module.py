@@ -85,7 +85,6 @@ class Launch:
     Arguments are tensors (their addresses are taken), None (a null pointer), and numpy scalars, whose dtype must be
     the parameter's. ``shared``: bytes of dynamic shared memory per block. ``cluster``: so many blocks along the first
     axis of ``grid``, which it divides, read each other's shared memory; this needs code for architecture 90 or later.
-    ``early``: on such a device it may begin before the launch in front of it has ended, which its kernel waits for.
     """
 
     def __init__(
@@ -96,7 +95,6 @@ class Launch:
         *arguments: Any,
         shared: int = 0,
         cluster: int = 1,
-        early: bool = False,
     ) -> None:
         self._kernel = kernel
         self._config = LaunchConfig(
@@ -104,7 +102,6 @@ class Launch:
             cluster=(cluster, 1, 1) if cluster > 1 else None,
             block=block,
             shmem_size=shared,
-            programmatic_stream_serialization=early,
         )
         self._keep = arguments  # the kernel gets bare addresses
         self._arguments = tuple(_argument(argument) for argument in arguments)
