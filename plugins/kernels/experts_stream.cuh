@@ -125,8 +125,8 @@ struct Weights {
     }
 };
 
-// ``sums`` of 8 * TILES rows, of which ``tiles`` tiles are there, over the warp's part of a unit's inputs. Rows are null
-// where there are none.
+// ``sums`` of 8 * TILES rows, of which ``tiles`` tiles are there, over the warp's part of a unit's inputs. Rows are
+// null where there are none.
 template <class T, int TILES, class Weights>
 __device__ __forceinline__ void multiply(
     Weights& weights, const uint4* const (&rows)[TILES], int tiles, Sums<T> (&sums)[TILES]
