@@ -136,6 +136,29 @@ def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({"gate_up": values.astype(kind)})
 
 
+def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Few rows and many, one expert that most of them choose, equal logits, and a row of nonsense."""
+    rng = np.random.default_rng(8)
+    for rows, hidden, width, count, chosen, normalized in (
+        ((1,), 48, 24, 6, 3, 1),
+        ((2, 3), 80, 40, 4, 2, 0),
+        ((70,), 64, 16, 40, 4, 1),
+        ((520,), 32, 8, 5, 2, 0),
+        ((2, 0), 32, 8, 5, 2, 1),
+    ):
+        logits = rng.normal(size=(*rows, count)) * 2
+        logits[..., 1] += 3
+        logits[0, ..., 2:] = 0
+        x = rng.normal(size=(*rows, hidden))
+        if rows == (70,):
+            x[7] = logits[9] = np.nan
+        gate_up = rng.normal(size=(count * 2 * width, hidden)) / hidden**0.5
+        down = rng.normal(size=(count * hidden, width)) / width**0.5
+        tensors = {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down}
+        given = {name: each.astype(kind) for name, each in tensors.items()}
+        yield Case(given, {"per_token": chosen, "normalized": normalized})
+
+
 def _unrounded(kind: np.dtype[Any]) -> Iterator[Case]:
     rng = np.random.default_rng(4)
     for shape in ((1, 1, 80), (3, 5, 64), (2, 20480)):
@@ -202,6 +225,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "window_attention": _attention,
     "float8_window_attention": _attention_in_float8,
     "swiglu": _gates,
+    "experts": _mixtures,
     "quantize_tokens": _unrounded,
     "scaled_product": _products,
     "float8_product": _unscaled,
