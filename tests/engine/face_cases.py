@@ -171,9 +171,9 @@ def _unrounded(kind: np.dtype[Any]) -> Iterator[Case]:
 
 
 def _products(kind: np.dtype[Any]) -> Iterator[Case]:
-    """Numbers of rows on either side of what the kernels take, and inputs that are no multiple of a warp's."""
+    """Numbers of rows on either side of what kernels take, and inputs beyond what they ask for at first."""
     rng = np.random.default_rng(5)
-    for rows, inner, width in (((1,), 80, 16), ((2, 4), 1104, 48), ((9,), 64, 32), ((40,), 640, 16)):
+    for rows, inner, width in (((1,), 80, 16), ((2, 4), 1104, 48), ((9,), 64, 32), ((16,), 4624, 16), ((17,), 640, 16)):
         quantized, scales = quantize_tokens(rng.normal(size=(*rows, inner)))
         weight, weight_scales = quantize_tokens(rng.normal(size=(width, inner)) / inner**0.5)
         scaled = {"scales": scales, "weight": weight.view(np.uint8), "weight_scales": weight_scales[:, 0]}
@@ -188,8 +188,9 @@ def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:
 
 
 def _quantized_gates(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Tokens that some blocks share and tokens of a block each, wider than what those keep."""
     rng = np.random.default_rng(6)
-    for shape in ((1, 1, 80), (3, 5, 64), (2, 33_024), (129, 8_192)):
+    for shape in ((1, 1, 80), (3, 5, 64), (1, 65_600), (64, 32_800), (256, 1_200)):
         scales = {"product_scales": _scales(rng, *shape[:-1], 1), "weight_scales": _scales(rng, shape[-1])}
         inputs = {"gate_up": (rng.normal(size=shape) * 500).astype(kind), **scales}
         yield Case(inputs, kind=str(kind))
