@@ -4,7 +4,7 @@
     python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a try
 
     python -m tools.bench_gpu --weights fp8                                      # products in float8, the head's too
-    python -m tools.bench_gpu --draft eagle3                                     # another kind of draft
+    python -m tools.bench_gpu --draft eagle3 --draft-weights fp8                 # another kind of draft
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # the parts about prompts alone
 
 A draft of another kind than ``model`` has random weights too, at the shape of published ones (tools/random_drafts.py),
@@ -90,6 +90,9 @@ def main(
     ] = None,
     draft: Annotated[Kind, typer.Option(help="What drafts.")] = Kind.MODEL,
     weights: Annotated[Stored, typer.Option(help="How the models' products are stored.")] = Stored.WHOLE,
+    draft_weights: Annotated[
+        Stored | None, typer.Option(help="The same for a draft of another kind than model. Default: as --weights.")
+    ] = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
     batch_sizes: Annotated[
         str, typer.Option("--batches", help="Requests that run together, per line; empty: none.")
@@ -142,7 +145,8 @@ def main(
                 )
 
             bench.part("models", models_of_size)
-        bench.part("draft", partial(make_draft, folder, draft, device=device))
+        narrow = (draft_weights or weights) is Stored.FP8
+        bench.part("draft", partial(make_draft, folder, draft, device=device, float8=narrow))
         if device.startswith("cuda"):
             torch.cuda.empty_cache()  # the weights lie in files now
 

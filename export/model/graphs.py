@@ -188,8 +188,6 @@ def _require_products(model: Draft, recipe: Recipe) -> None:
 
 def _require_scaled_products(what: str, model: Draft, found: Quantization, recipe: Recipe) -> None:
     """Raise BadRecipe unless a GPU has products for what is ``found`` of a checkpoint."""
-    if isinstance(model, DraftHead):
-        raise BadRecipe(f"{what} cannot be a draft head on a GPU yet; choose one that is not quantized")
     if why := without_scaled_products(found):
         raise BadRecipe(
             f"{what} has {why}, for which backend.name 'onnxruntime-cuda' has no products yet; choose "

@@ -12,7 +12,7 @@ from tandemrt.engines.contract import CacheKind, Contract
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.heads import FRAME, HeadSpec, misfit, read_layers, require_whole
+from tandemrt.export.read.heads import FRAME, HeadSpec, misfit, read_layers
 from tandemrt.export.read.spec import ModelSpec
 
 LAYERS = "num_nextn_predict_layers"
@@ -43,7 +43,11 @@ class MtpSpec(HeadSpec):
         Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``.
         """
         config = checkpoint.config
-        require_whole(config)
+        if config.get("quantization_config") is not None:  # it names modules as the checkpoint does
+            raise BadCheckpoint(
+                "config.json: quantization_config: a layer that predicts tokens further on must come with whole "
+                f"weights, got {quoted(config['quantization_config'])}; choose one that is not quantized"
+            )
         alone = "speculators_model_type" in config
         reach = None
         if alone:
