@@ -30,11 +30,12 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
         """See Drafter.propose. One run of the head and one draw per drafted token."""
         batch, window, filters = this.batch, this.window, this.filters
         draft_probs, outputs = self._proposal(this)
+        self._backlog.feed()
 
         def work() -> None:
             self._chain(batch, window, keep_probs=draft_probs is not None, filters=filters)
 
-        self._run(("propose", batch, window, self._query, draft_probs is None, filters), work, outputs)
+        self._run(("propose", batch, window, draft_probs is None, filters), work, outputs)
         return draft_probs
 
     def _chain(self, batch: int, window: int, *, keep_probs: bool, filters: bool) -> None:
@@ -49,7 +50,7 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
 
     def _feed(self, batch: int, window: int) -> None:  # noqa: ARG002
         """See PairDrafter._feed. What stands behind the pairs is written again."""
-        query, counts = self._query, self._counts[:batch]
+        query, counts = self._most_pairs, self._counts[:batch]
         self._begin_first(batch, query)
         rows = self._score_rows.view(batch, 1)
         torch.add(counts[:, None], -1, out=rows).clamp_(min=0)
