@@ -69,6 +69,18 @@ class _Torch:
         np.add(array_of(first), array_of(second), out=out.numpy())
         return out
 
+    def sub(self, first: Any, second: Any, *, out: Any) -> Any:
+        if not isinstance(out, HostTensor):
+            return _imported().sub(first, second, out=out)
+        np.subtract(array_of(first), array_of(second), out=out.numpy())
+        return out
+
+    def mul(self, first: Any, second: Any, *, out: Any) -> Any:
+        if not isinstance(out, HostTensor):
+            return _imported().mul(first, second, out=out)
+        np.multiply(array_of(first), array_of(second), out=out.numpy())
+        return out
+
     def clamp(self, tensor: Any, *, min: Any = None, max: Any = None, out: Any) -> Any:  # noqa: A002
         if not isinstance(out, HostTensor):
             return _imported().clamp(tensor, min=min, max=max, out=out)

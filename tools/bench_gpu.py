@@ -256,7 +256,7 @@ class Lines:
 
     def trace(self, batch: int, window: int) -> dict[str, Any]:
         """The GPU's own records of a third of a second of rounds."""
-        burst = Burst(self._llm, WARM, 2 * self._tokens)
+        burst = Burst(self._llm, WARM, max(2 * self._tokens, 512))  # long enough for the profiler to start
         texts = requests.prompts(self._bundle, batch, self._prompt)
         params = requests.plain(self._bundle, batch, self._prompt, self._temperature, window, self._accepted)
         runner = threading.Thread(target=burst.run, args=(texts, params))

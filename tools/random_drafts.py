@@ -55,7 +55,7 @@ def write_draft(
     fused: Shapes = {"fc.weight": (hidden, len(features) * hidden), "norm.weight": (hidden,)}
     known: dict[str, torch.Tensor] = {}
     if kind is Kind.EAGLE3:
-        size = min(KNOWN, vocab // 8)
+        size = KNOWN if vocab > 2 * KNOWN else vocab // 8
         own = {"eagle_aux_hidden_state_layer_ids": features, "draft_vocab_size": size}
         fused |= {"lm_head.weight": (size, hidden), "layers.0.hidden_norm.weight": (hidden,)}
         known["d2t"] = torch.arange(size) * (vocab // size - 1)  # every so many tokens one

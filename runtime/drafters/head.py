@@ -20,7 +20,8 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
 
     def __init__(self, resources: DraftResources, *, query: int, chunk: int) -> None:
         super().__init__(resources, query=query, chunk=chunk)
-        # Row r > 0 of `_index` holds length + r - 1: where step r writes.
+        # Row r > 0 of `_index` holds length + r - 1: where step r writes. Row 0 is not read.
+        self._behind = cache(lambda batch, query: self._starts(batch, query) + -1)
         own = (resources.slots, 1, self._hidden)
         self._own_states = [Buffer(own, self._dtype, self._device) for _ in range(2)]  # of even and odd steps
         self._first_call = cache(self._bind_first)
@@ -39,7 +40,7 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
         return draft_probs
 
     def _chain(self, batch: int, window: int, *, keep_probs: bool, filters: bool) -> None:
-        torch.add(self._state.view("length", batch), self._steps, out=self._index[:, :batch]).clamp_(min=0)
+        torch.add(self._state.view("length", batch), self._steps, out=self._index[:, :batch])
         self._feed(batch, window)
 
         def run(step: int) -> None:
@@ -53,8 +54,8 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
         query, counts = self._most_pairs, self._counts[:batch]
         self._begin_first(batch, query)
         rows = self._score_rows.view(batch, 1)
-        torch.add(counts[:, None], -1, out=rows).clamp_(min=0)
-        torch.add(rows, self._starts(batch, query), out=rows)
+        torch.clamp(counts[:, None], min=1, out=rows)
+        torch.add(rows, self._behind(batch, query), out=rows)
         torch.clamp(self._pair_tokens[:batch, :query], min=0, out=self._first_tokens.view(batch, query))
         self._first_call(batch, query).run()
 

@@ -45,7 +45,7 @@ class PairDrafter(DrawingDrafter):
         self._pair_tokens = torch.zeros(slots, query, dtype=torch.int64, device=device).fill_(-1)
         self._pair_states = torch.zeros(slots, self._most_pairs, self._hidden, dtype=dtype, device=device)
         self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._has_pairs = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._has_pairs = torch.zeros(slots, dtype=dtype, device=device)
         self._slot_ids = torch.arange(slots, device=device)
         self._first_index = torch.zeros(slots, dtype=torch.int64, device=device)
         self._first_tokens = Buffer((slots, query), torch.int64, device)
@@ -153,12 +153,11 @@ class PairDrafter(DrawingDrafter):
         A slot without any writes behind its text, with states of zeros: free slots share a scratch block, so all of
         them must write the same (SlotState.leave).
         """
-        counts, index, pairs = self._counts[:batch], self._first_index[:batch], self._most_pairs
-        torch.add(self._state.view("length", batch), counts * -1, out=index).clamp_(min=0)
-        states = self._first_states.view(batch, query, self._hidden)
+        counts, pairs = self._counts[:batch], self._most_pairs
+        torch.sub(self._state.view("length", batch), counts, out=self._first_index[:batch])
         torch.clamp(counts, max=1, out=self._has_pairs[:batch])
-        kept = self._pair_states[:batch, :pairs]
-        states[:, :pairs] = kept * self._has_pairs[:batch, None, None].to(kept.dtype)
+        states = self._first_states.view(batch, query, self._hidden)[:, :pairs]
+        torch.mul(self._pair_states[:batch], self._has_pairs[:batch, None, None], out=states)
 
     def _fed(self, states: Buffer, tokens: torch.Tensor) -> torch.Tensor:
         """The states that ``tokens`` [batch, query] are fed with, in the form of the cache."""
