@@ -47,7 +47,7 @@ def build_context(
             made |= {f"present_key.{at}": present.key, f"present_value.{at}": present.value}
     for binding in names.outputs:
         b.output(binding, made[binding.name])
-    model = b.model((*how.functions(layer), *scaled_functions(w)))
+    model = b.model((*how.functions(layer, dtype), *scaled_functions(w)))
     for change in how.passes:
         change(model)
     return model
@@ -87,7 +87,7 @@ def build_dflash(
         b.output(binding, made[binding.name])
     w.skip(*_FEATURES)
     w.finish()
-    model = b.model((*how.functions(layer), *scaled_functions(w)))
+    model = b.model((*how.functions(layer, dtype), *scaled_functions(w)))
     for change in how.passes:
         change(model)
     return model

@@ -81,7 +81,7 @@ def build_eagle3(
         b.output(binding, made[binding.name])
     w.skip(*_fusing(spec))
     w.finish()
-    model = b.model((*how.functions(layer), *scaled_functions(w)))
+    model = b.model((*how.functions(layer, dtype), *scaled_functions(w)))
     for change in how.passes:
         change(model)
     return model
