@@ -22,6 +22,7 @@ from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.backends.base import check_tensors
 from tandemrt.runtime.backends.buffers import bytes_of, plan_buffers
 from tandemrt.runtime.backends.pieces import OpenPiece, open_piece, read_constants
+from tandemrt.runtime.backends.shared_weights import Initializers, SharedWeights
 
 _LOADING = 4  # pieces that load at a time: each holds its weights in host memory meanwhile
 
@@ -53,13 +54,17 @@ class Executor:
         self._largest = largest
         self._values = {value.name: value for value in decoder.values}
         self._buffers = plan_buffers(decoder, contract, largest)
+        self._shared: Initializers = {}  # what sessions read and do not keep
         self._bound: WeakValueDictionary[Hashable, Call] = WeakValueDictionary()  # by what a step reads and makes
         self._memory = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in self._buffers.sizes]
 
     @classmethod
-    def open(cls, bundle: Bundle, name: EngineName, device: torch.device, threads: int | None) -> "Executor":
+    def open(
+        cls, bundle: Bundle, name: EngineName, device: torch.device, threads: int | None, weights: SharedWeights
+    ) -> "Executor":
         """Open the decoder of engine ``name``. Raises as OnnxRuntimeEngine.open does."""
         entry = bundle.engine(name)
+        shared = weights.of(entry)
         decoder, contract = entry.decoder, entry.contract
         assert decoder is not None
         # Of this thread, not of those that load.
@@ -67,7 +72,7 @@ class Executor:
 
         def load(piece: Piece) -> OpenPiece:
             expected = decoder.contract_of(piece, contract)
-            return open_piece(bundle.folder / piece.file, expected, device, stream, threads)
+            return open_piece(bundle.folder / piece.file, expected, device, stream, threads, shared)
 
         steps = [piece for piece in decoder.pieces if piece is not decoder.constants]
         with ThreadPoolExecutor(_LOADING) as pool:
@@ -77,7 +82,9 @@ class Executor:
         limits = bundle.limits
         context = Context(device, bundle.kernels_dir, threads, {"query": limits.prefill_chunk})
         largest = largest_calls(bundle.draft.kind, limits.batch, limits.window, limits.prefill_chunk)
-        return cls(decoder, contract, pieces, constants, context, largest)
+        opened = cls(decoder, contract, pieces, constants, context, largest)
+        opened._shared = shared
+        return opened
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "Steps":  # noqa: ARG002
         """See Engine.bind. Raises InternalError for a call that the buffers between steps have no room for."""

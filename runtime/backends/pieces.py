@@ -68,9 +68,16 @@ class PieceCall:
 
 
 def open_piece(
-    path: Path, expected: Contract, device: torch.device, stream: int, threads: int | None = None
+    path: Path,
+    expected: Contract,
+    device: torch.device,
+    stream: int,
+    threads: int | None = None,
+    initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
 ) -> OpenPiece:
     """Open ``path`` to enqueue on ``stream`` of a CUDA ``device``, or on a CPU with at most ``threads`` threads.
+
+    ``initializers``: see open_session.
 
     Raises as open_session does, and BadBundle if the bindings of the file are not ``expected``.
     """
@@ -78,7 +85,8 @@ def open_piece(
     if device.type == "cuda":
         name, options = cuda_provider(device, stream)
         provider, threads = (name, options | _CAPTURABLE), 1
-    session = open_session(path, [provider], entries=_ENTRIES if device.type == "cuda" else {}, threads=threads)
+    entries = _ENTRIES if device.type == "cuda" else {}
+    session = open_session(path, [provider], entries=entries, threads=threads, initializers=initializers)
     return OpenPiece.of(session, expected, path)
 
 
