@@ -22,7 +22,7 @@ from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.backends.base import check_tensors
 from tandemrt.runtime.backends.buffers import bytes_of, plan_buffers
 from tandemrt.runtime.backends.pieces import OpenPiece, open_piece, read_constants
-from tandemrt.runtime.backends.shared_weights import Initializers, SharedWeights
+from tandemrt.runtime.backends.shared_weights import SharedWeights
 
 _LOADING = 4  # pieces that load at a time: each holds its weights in host memory meanwhile
 
@@ -54,7 +54,6 @@ class Executor:
         self._largest = largest
         self._values = {value.name: value for value in decoder.values}
         self._buffers = plan_buffers(decoder, contract, largest)
-        self._shared: Initializers = {}  # what sessions read and do not keep
         self._bound: WeakValueDictionary[Hashable, Call] = WeakValueDictionary()  # by what a step reads and makes
         self._memory = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in self._buffers.sizes]
 
@@ -82,9 +81,7 @@ class Executor:
         limits = bundle.limits
         context = Context(device, bundle.kernels_dir, threads, {"query": limits.prefill_chunk})
         largest = largest_calls(bundle.draft.kind, limits.batch, limits.window, limits.prefill_chunk)
-        opened = cls(decoder, contract, pieces, constants, context, largest)
-        opened._shared = shared
-        return opened
+        return cls(decoder, contract, pieces, constants, context, largest)
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "Steps":  # noqa: ARG002
         """See Engine.bind. Raises InternalError for a call that the buffers between steps have no room for."""
