@@ -84,7 +84,7 @@ class _Torch:
     def clamp(self, tensor: Any, *, min: Any = None, max: Any = None, out: Any) -> Any:  # noqa: A002
         if not isinstance(out, HostTensor):
             return _imported().clamp(tensor, min=min, max=max, out=out)
-        np.clip(array_of(tensor), min, max, out=out.numpy())
+        np.clip(array_of(tensor), min, max, out=out.numpy(), casting="no")  # torch changes no dtype here either
         return out
 
     def cat(self, tensors: Any, dim: int = 0) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tandemrt.engines.dtypes import ONNX
 from tandemrt.engines.manifest import Engine, SharedWeight
-from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.backends.sessions import onnxruntime
 
 Initializers = dict[str, "onnxruntime.OrtValue"]
@@ -42,4 +42,4 @@ class SharedWeights:
             return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(shaped, ONNX[weight.dtype])
         tensor = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         tensor.copy_(torch.from_numpy(stored))
-        return onnxruntime.OrtValue.from_dlpack(tensor.view(dtype).view(weight.shape))
+        return onnxruntime.OrtValue.from_dlpack(viewed(tensor, dtype).view(weight.shape))

@@ -45,7 +45,7 @@ class PairDrafter(DrawingDrafter):
         self._pair_tokens = torch.zeros(slots, query, dtype=torch.int64, device=device).fill_(-1)
         self._pair_states = torch.zeros(slots, self._most_pairs, self._hidden, dtype=dtype, device=device)
         self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._has_pairs = torch.zeros(slots, dtype=dtype, device=device)
+        self._has_pairs = torch.zeros(slots, dtype=torch.int64, device=device)
         self._slot_ids = torch.arange(slots, device=device)
         self._first_index = torch.zeros(slots, dtype=torch.int64, device=device)
         self._first_tokens = Buffer((slots, query), torch.int64, device)
