@@ -55,6 +55,7 @@ FACES = {
         "reference.attention:window_attention", "functions.attention:float8_bodies", "kernels.attention:launch"
     ),
     "swiglu": Faces("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
+    "experts": Faces("reference.experts:experts", "functions.experts:bodies", "kernels.experts:launch"),
     "quantize_tokens": Faces(
         "reference.float8:quantize_tokens", "functions.float8:quantize_bodies", "kernels.quantize:launch_tokens"
     ),
