@@ -69,6 +69,19 @@ struct InFloat8 : T {
     static __device__ float2 load_cached2(const u8* at) {
         return Fp16::unpack(widened(*reinterpret_cast<const u16*>(at)).x);
     }
+    // Eight numbers, times `scale`, as what is computed in, in 16 bits; zeros where none is `there`.
+    static __device__ void widen8(u16* to, uint2 bits, bool there, float scale) {
+        uint4 made = make_uint4(0, 0, 0, 0);
+        if (there) {
+            uint2 a = widened(bits.x), b = widened(bits.y);
+            made = make_uint4(scaled2(a.x, scale), scaled2(a.y, scale), scaled2(b.x, scale), scaled2(b.y, scale));
+        }
+        *reinterpret_cast<uint4*>(to) = made;
+    }
+    static __device__ u32 scaled2(u32 halves, float scale) {
+        float2 x = Fp16::unpack(halves);
+        return T::pack(make_float2(x.x * scale, x.y * scale));
+    }
     static __device__ void store_cached2(u8* at, float2 x, float scale) {
         u16 bits = 0;
 #if __CUDA_ARCH__ >= 890

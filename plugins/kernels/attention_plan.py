@@ -1,5 +1,6 @@
 """How the work of ``window_attention`` is cut for one shape of call: row tiles, splits of the keys, workspace."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -176,8 +177,18 @@ class Parts:
         )
 
 
+@dataclass(frozen=True)
+class Widened:
+    """What runs of prompts see of a cache in float8, in the dtype that is computed in: ``keys`` and ``values``
+    [runs * max_blocks, kv_heads, block_size, head_dim], which ``table`` int32 [runs, max_blocks] lists in order."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    table: torch.Tensor
+
+
 class Workspace:
-    """Memory for partial results, prepared queries and lengths of runs, shared by calls of one device.
+    """Memory for partial results, prepared queries, lengths of runs and what they see, shared by calls of one device.
 
     Such calls must follow one another. It grows to the largest call; calls bound before keep what they were bound to.
     """
@@ -187,6 +198,7 @@ class Workspace:
         self._parts = self._allocate(0, 0, 0)
         self._queries = torch.empty(0, dtype=torch.uint8, device=device)
         self._lengths = torch.empty(0, dtype=torch.int32, device=device)
+        self._widened = torch.empty(0, dtype=torch.uint8, device=device)
 
     def queries(self, tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         """Room for the prepared queries of prompts, [tokens, heads, head_dim]."""
@@ -194,6 +206,16 @@ class Workspace:
         if len(self._queries) < size:
             self._queries = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._queries[:size].view(dtype).view(tokens, heads, head_dim)
+
+    def widened(self, runs: int, max_blocks: int, cache: torch.Tensor, dtype: torch.dtype) -> "Widened":
+        """Room for what runs of prompts see of a ``cache`` [blocks, kv_heads, block_size, head_dim] in ``dtype``."""
+        shape = (2, runs * max_blocks, *cache.shape[1:])
+        size = math.prod(shape) * dtype.itemsize
+        if len(self._widened) < size:
+            self._widened = torch.empty(size, dtype=torch.uint8, device=self._device)
+        keys, values = self._widened[:size].view(dtype).view(shape)
+        table = torch.arange(runs * max_blocks, dtype=torch.int32, device=self._device).view(runs, max_blocks)
+        return Widened(keys, values, table)
 
     def lengths(self, prompts: int) -> torch.Tensor:
         """Room for what cuDNN asks of runs of prompts, int32 [3, prompts + 1]."""

@@ -33,9 +33,12 @@ __device__ inline void write_lengths(const int* starts, const i64* index, int ru
 constexpr int PREPARED = 4;  // loaded together, so that none waits for another's place
 constexpr int CUDNN_KEYS = 128;  // of a tile: masked values of the last one are multiplied by 0, so none may be NaN
 
-// `clear`: entries behind a run, up to the end of a tile of CUDNN_KEYS positions, become 0. Nobody else's text is there.
+__device__ inline int end_of_tile(int end) { return (end + CUDNN_KEYS - 1) / CUDNN_KEYS * CUDNN_KEYS; }
+
+// `library`: what attends is cuDNN. In a cache that it reads itself, entries behind a run become 0 up to the end of a
+// tile of CUDNN_KEYS positions (nobody else's text is there); queries are of the type that is computed in.
 template <class T, int D>
-__device__ void prepare_all(const Operands<T>& x, Runs runs, bool clear, typename T::Element* queries) {
+__device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typename T::Element* queries) {
     int all = x.heads + 2 * x.kv_heads, units = (all + PREPARED - 1) / PREPARED, lane = threadIdx.x % 32;
     int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, token = warp / units, first = warp % units * PREPARED;
     if (token >= x.query) return;
@@ -53,7 +56,7 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool clear, typenam
     int block = x.block_of(run, position);
     // The i-th token from a run's end clears the i-th entry behind it, and one more for each time that the run fits.
     int tokens = runs.starts[run + 1] - runs.starts[run], end = static_cast<int>(x.write_index[run]) + tokens;
-    int tile_end = clear ? x.bounded((end + CUDNN_KEYS - 1) / CUDNN_KEYS * CUDNN_KEYS) : 0;
+    int tile_end = library && !T::FLOAT8 ? x.bounded(end_of_tile(end)) : 0;
     int cleared = end + (runs.starts[run + 1] - 1 - token);
 #pragma unroll
     for (int i = 0; i < PREPARED; ++i) {
@@ -71,7 +74,12 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool clear, typenam
         if (is_query) {
             float2 by = make_float2(x.scale, x.scale);
             made = {times(made.low, by, 1), times(made.high, by, 1)};
-            store_head<typename T::Tile, D>(queries + (static_cast<i64>(token) * x.heads + head) * D, made);
+            auto* to = queries + (static_cast<i64>(token) * x.heads + head) * D;
+            if (library) {
+                store_head<T, D>(to, made);
+            } else {
+                store_head<typename T::Tile, D>(to, made);
+            }
         } else {
             auto* cache = is_key ? x.key_cache : x.value_cache;
             int kv_head = (head - x.heads) % x.kv_heads;
@@ -80,6 +88,38 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool clear, typenam
             Head nothing = {make_float2(0, 0), make_float2(0, 0)};
             for (int at = cleared; at < tile_end; at += tokens)
                 store_cached<T, D>(cache + x.entry(x.block_of(run, at), kv_head, at) * D, nothing, scale);
+        }
+    }
+}
+
+// What runs see of a cache in float8, as T, for cuDNN, which reads no float8: block b of run r is block
+// r * max_blocks + b there, and 0 behind the run up to the end of a tile. Keys stay over their scale, values come
+// without. Grid (max_blocks, runs, kv_heads).
+template <class T, int D>
+__device__ void widen_all(const Operands<T>& x, const int* starts, typename T::Element* keys,
+                          typename T::Element* values) {
+    constexpr int EACH = 8, TOGETHER = 4;  // numbers that a thread takes at a time, and times before it waits
+    int run = blockIdx.y, first = blockIdx.x * x.block_size, tokens = starts[run + 1] - starts[run];
+    int end = static_cast<int>(x.write_index[run]) + tokens;
+    if (!tokens || first >= end_of_tile(end)) return;
+    i64 from = x.entry(x.block_of(run, first), blockIdx.z, 0) * D;
+    i64 to = x.entry(run * x.max_blocks + blockIdx.x, blockIdx.z, 0) * D;
+    int stride = blockDim.x * EACH, all = x.block_size * D;
+    for (int start = threadIdx.x * EACH; start < all; start += TOGETHER * stride) {
+        uint2 key[TOGETHER], value[TOGETHER];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            int at = min(start + i * stride, all - EACH);
+            key[i] = *reinterpret_cast<const uint2*>(x.key_cache + from + at);
+            value[i] = *reinterpret_cast<const uint2*>(x.value_cache + from + at);
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            int at = start + i * stride;
+            if (at >= all) break;
+            bool there = first + at / D < end;
+            T::widen8(keys + to + at, key[i], there, 1);
+            T::widen8(values + to + at, value[i], there, x.value_scale);
         }
     }
 }

@@ -6,13 +6,14 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels import cudnn_attention
-from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Workspace
+from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Widened, Workspace
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context
 
 _HEADS_PER_WARP = 4  # PREPARED of attention_prompts.cuh
 _LOG2_E = 1.4426950408889634
+_MOST_WIDENED = 1 << 28  # bytes
 
 
 @dataclass(frozen=True)
@@ -37,32 +38,63 @@ class Prompts:
         return self.layer.inputs(first, self.rows, self.starts, self.index, self.table)
 
 
-def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Workspace) -> tuple[Call, Call]:
+def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Workspace) -> tuple[Call, ...]:
     """Bind what runs of prompts need, in order: prepare queries, write keys and values; then attend.
 
-    cuDNN attends where it serves (cudnn_attention.py), else our own kernel, which alone reads caches in float8. Queries
-    for that are prepared in float16, which its tiles are multiplied in, whatever the dtype of the memory they lie in.
+    cuDNN attends where it serves (cudnn_attention.py), else our own kernel. Of a cache in float8, which cuDNN does not
+    read, a kernel widens what the runs see first, if that is no more than _MOST_WIDENED; our own reads it as it lies.
+    Queries for that are prepared in float16, which its tiles are multiplied in, whatever the dtype of their memory.
     """
-    queries = workspace.queries(len(prompts.qkv), sizes.heads, prompts.layer.key_cache.shape[-1], prompts.qkv.dtype)
-    layer = prompts.layer
+    layer, runs = prompts.layer, len(prompts.index)
+    queries = workspace.queries(len(prompts.qkv), sizes.heads, layer.key_cache.shape[-1], prompts.qkv.dtype)
     module = context.module(layer.kernels)
-    attention: Call
-    if layer.in_float8 or not cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions):
+    seen = 2 * prompts.table.numel() * layer.key_cache[0].numel() * queries.dtype.itemsize
+    serves = cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions)
+    if not serves or (layer.in_float8 and seen > _MOST_WIDENED):
         factor = 1.0 if queries.dtype == torch.float32 else sizes.score_scale * _LOG2_E
         attention = RunAttention(prompts, queries, sizes, module, workspace)
         return _Preparation(prompts, queries, sizes, module, factor=factor), attention
-    lengths = workspace.lengths(len(prompts.index))
-    attention = cudnn_attention.CudnnAttention(
+    lengths = workspace.lengths(runs)
+    caches, table, widening = layer.caches, prompts.table, list[Call]()
+    if layer.in_float8:
+        widened = workspace.widened(runs, table.shape[1], layer.key_cache, queries.dtype)
+        caches, table = (widened.keys, widened.values), widened.table
+        widening.append(_Widening(prompts, widened, sizes, module))
+    library = cudnn_attention.CudnnAttention(
         queries,
-        *layer.caches,
-        prompts.table,
-        cudnn_attention.RunLengths.of(lengths, len(prompts.index)),
+        *caches,
+        table,
+        cudnn_attention.RunLengths.of(lengths, runs),
         prompts.mixed,
         scale=sizes.scale,
         sliding_window=sizes.sliding_window,
         context=context,
     )
-    return _Preparation(prompts, queries, sizes, module, factor=1.0, lengths=lengths), attention
+    preparation = _Preparation(prompts, queries, sizes, module, factor=sizes.key_scale, lengths=lengths)
+    return preparation, *widening, library
+
+
+class _Widening:
+    """``widen_<dtype>_<D>``, bound: what runs see of a cache in float8, once their keys and values are in it."""
+
+    def __init__(self, prompts: Prompts, widened: Widened, sizes: Sizes, module: KernelModule) -> None:
+        _, kv_heads, _, head_dim = widened.keys.shape
+        self._device = widened.keys.device
+        self._launch = Launch(
+            module.kernel(f"widen_{suffix(widened.keys)}_{head_dim}"),
+            (prompts.table.shape[1], len(prompts.index), kv_heads),
+            BLOCK,
+            *prompts.inputs(prompts.qkv),
+            *_scalars(prompts, sizes),
+            *sizes.floats(1.0),
+            widened.keys,
+            widened.values,
+            *prompts.layer.caches,
+        )
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._launch.run(current_stream(self._device))
 
 
 class _Preparation:

@@ -45,7 +45,7 @@ ENTRIES = {
 ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
 PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 4 f32, 4 u64", "11 u64, 6 u32, 4 f32, 3 u64"
-ATTEND_RUNS = "11 u64, 8 u32, 4 f32, 6 u64"
+ATTEND_RUNS, WIDEN = "11 u64, 8 u32, 4 f32, 6 u64", "11 u64, 6 u32, 4 f32, 4 u64"
 SPILLED = {"verify": 160}  # bytes: some between phases are no matter; in a loop over the logits they would be
 
 
@@ -59,6 +59,8 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) ->
     entries |= {f"attend_runs_{suffix}_{size}": runs for size in head_dims}
     if dtype == "float32":
         return entries | {f"attend_{suffix}_{size}": PLAIN for size in head_dims}
+    if kernel == "attention_float8":
+        entries |= {f"widen_{suffix}_{size}": WIDEN for size in head_dims}
     return entries | {f"attend_{suffix}_{size}_{rows}": ATTEND for size in head_dims for rows in (16, 32, 64)}
 
 
