@@ -36,7 +36,8 @@ struct NewTokens {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             int token = first + i * WARPS, position = range.stored + token, line = position % KEYS;
-            if (position < range.first * KEYS || position >= min(range.end, range.last * KEYS)) continue;
+            int stage = range.index(position / KEYS);
+            if (stage < 0 || position >= range.end) continue;
             Head made = key[i];
             if (x.k_norm) {
                 float norm = norm_of<D>(made, x.epsilon);
@@ -47,7 +48,7 @@ struct NewTokens {
             store_head<T, D>(x.key_cache + at, made);
             store_head<T, D>(x.value_cache + at, value[i]);
             if (lane >= D / 4) continue;
-            u16* keys = stages + (position / KEYS - range.first) % STAGES * 2 * VALUES;
+            u16* keys = stages + stage % STAGES * 2 * VALUES;
             int low = swizzled<D>(line, lane / 4) + 2 * (lane % 4);
             int high = swizzled<D>(line, D / 16 + lane / 4) + 2 * (lane % 4);
             T::store2(keys + low, made.low);
