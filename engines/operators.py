@@ -20,17 +20,20 @@ class Schema:
     """One operator. ``attributes`` are all required; ``in_place`` pairs an output with the input whose memory it has.
 
     ``optional`` names inputs and outputs that may be left out, at the end of their lists. ``kernels`` is the file of
-    the operator's CUDA kernels, without its suffix, and ``compute_capability`` the oldest that they compute on.
+    the operator's CUDA kernels, without its suffix, None where a library's are used, and ``compute_capability`` the
+    oldest that they compute on. ``batch_invariant``: where a decoder asks for it, a token's result is the same bits
+    whatever else is in the call.
     """
 
     name: str
     inputs: tuple[Binding, ...]
     outputs: tuple[Binding, ...]
-    kernels: str
+    kernels: str | None
     attributes: Mapping[str, Literal["int", "float"]] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     compute_capability: Capability = OLDEST_WITH_KERNELS
+    batch_invariant: bool = False
 
     def __getitem__(self, name: str) -> Binding:
         for binding in (*self.inputs, *self.outputs):
@@ -153,12 +156,21 @@ SCHEMAS = {
             in_place={"present_key_cache": "key_cache", "present_value_cache": "value_cache"},
             optional=("q_norm", "k_norm"),
             kernels="attention",
+            batch_invariant=True,
         ),
         Schema(  # of any rank: the last dimension is what it works on
             "swiglu",
             inputs=(Binding("gate_up", T, ("tokens", "gate_up_width")),),
             outputs=(Binding("activated", T, ("tokens", "width")),),
             kernels="swiglu",
+            batch_invariant=True,
+        ),
+        Schema(  # a product with a stored weight, where its rounding may not depend on the number of tokens
+            "linear",
+            inputs=(Binding("x", T, ("tokens", "inner")), Binding("weight", T, ("width", "inner"))),
+            outputs=(Binding("product", T, ("tokens", "width")),),
+            kernels=None,
+            batch_invariant=True,
         ),
         Schema(  # a scale per token, found from it alone, or the one of all that a checkpoint stores
             "quantize_tokens",
@@ -167,6 +179,7 @@ SCHEMAS = {
             optional=("static_scale",),
             kernels="float8",
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
         Schema(
             "scaled_product",
@@ -174,6 +187,7 @@ SCHEMAS = {
             outputs=(Binding("product", T, ("tokens", "width")),),
             kernels="float8",
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
         Schema(  # whose scales are left to whoever reads it
             "float8_product",
@@ -181,6 +195,7 @@ SCHEMAS = {
             outputs=(Binding("product", T, ("tokens", "width")),),
             kernels="float8",
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
         Schema(
             "quantized_swiglu",
@@ -194,6 +209,7 @@ SCHEMAS = {
             optional=("static_scale",),
             kernels="float8",
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
         Schema(
             "quantized_norm",
@@ -210,6 +226,7 @@ SCHEMAS = {
             optional=("static_scale",),
             kernels="float8",
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
     )
 }

@@ -4,6 +4,7 @@
     python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a try
 
     python -m tools.bench_gpu --weights fp8                                      # products in float8, the head's too
+    python -m tools.bench_gpu --batch-invariant                                  # the same bits in any batch
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # the parts about prompts alone
 
 Prints as it goes: milliseconds per round by piece of the device's work, the target against its memory floor, tokens/s,
@@ -84,6 +85,9 @@ def main(
         Path | None, typer.Option(help="Folder for the models; those it holds are used. Default: a temporary one.")
     ] = None,
     weights: Annotated[Stored, typer.Option(help="How the models' products are stored.")] = Stored.WHOLE,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Round a token the same in any batch (backend.batch_invariant).")
+    ] = False,
     reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
     batch_sizes: Annotated[
         str, typer.Option("--batches", help="Requests that run together, per line; empty: none.")
@@ -139,7 +143,16 @@ def main(
         def exported() -> Bundle:
             if reuse and (folder / "bundle").is_dir():
                 return Bundle.open(folder / "bundle")
-            return make_bundle(folder, "bundle", device=device, batch=slots, length=length, chunk=chunk, window=window)
+            return make_bundle(
+                folder,
+                "bundle",
+                device=device,
+                batch=slots,
+                length=length,
+                chunk=chunk,
+                window=window,
+                batch_invariant=batch_invariant,
+            )
 
         bundle = bench.part("bundle", exported)
         llm = bundle and bench.part("open", lambda: LLM(bundle.folder, device=device, profile=True))

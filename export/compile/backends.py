@@ -17,6 +17,7 @@ from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles,
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graph import Graph
 from tandemrt.export.passes.cut import cut
+from tandemrt.export.passes.product_steps import make_products_steps
 from tandemrt.export.passes.products import fuse_transposed_products
 
 DECODERS = ("target", "draft")
@@ -58,7 +59,7 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     Raises InternalError when the graph breaks its contract, BackendUnavailable when the backend cannot build here.
     """
     if is_cut(graph, recipe):
-        return _in_steps(graph, recipe.backend.name, folder)
+        return _in_steps(graph, recipe, folder)
     if graph.name == "fuse" and recipe.cache == "paged":
         return _one_piece(graph, recipe.backend.name, folder)
     save_model(graph.make(), folder / graph.file)
@@ -75,9 +76,12 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     return _entry(graph, graph.file, recipe.backend.name, "cuda")
 
 
-def _in_steps(graph: Graph, backend: str, folder: Path) -> Engine:
+def _in_steps(graph: Graph, recipe: Recipe, folder: Path) -> Engine:
     """Save the pieces of a graph instead of the whole."""
     model = graph.make()
+    batch_invariant = recipe.batch_invariant and graph.name == "target"  # no text depends on what a draft rounds
+    if batch_invariant:
+        make_products_steps(model)
     fuse_transposed_products(model)
     beside = str(PurePosixPath(graph.file).parent)
     pieces, decoder = cut(model, beside, "context." if graph.name == "context" else "")
@@ -85,7 +89,14 @@ def _in_steps(graph: Graph, backend: str, folder: Path) -> Engine:
         save_model(piece, folder / file)
     for each in decoder.pieces:
         onnxruntime.require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
-    return Engine(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
+    return Engine(
+        decoder=decoder,
+        backend=recipe.backend.name,
+        built_for="cuda",
+        dtype=graph.dtype,
+        contract=graph.contract,
+        batch_invariant=batch_invariant,
+    )
 
 
 def _one_piece(graph: Graph, backend: str, folder: Path) -> Engine:

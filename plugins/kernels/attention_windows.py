@@ -7,7 +7,8 @@ import torch
 
 from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Workspace
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
-from tandemrt.plugins.kernels.module import KernelModule, Launch, suffix
+from tandemrt.plugins.kernels.module import Launch, suffix
+from tandemrt.plugins.launch import Context
 
 
 @dataclass(frozen=True)
@@ -27,32 +28,22 @@ class Windows:
 
 
 def window_launches(
-    windows: Windows, query: int, sizes: Sizes, module: KernelModule, workspace: Workspace, splits: int | None
+    windows: Windows, query: int, sizes: Sizes, context: Context, workspace: Workspace, splits: int | None
 ) -> tuple[Launch, ...]:
     """Bind windows of ``query`` tokens per row: one launch, or one that writes keys and values and one that attends.
 
     ``splits`` overrides how many blocks share a row's keys.
     """
-    layer, batch = windows.layer, len(windows.index)
+    layer, module = windows.layer, context.module("attention")
     head_dim = layer.key_cache.shape[-1]
-    plan = Plan.of(
-        batch=batch,
-        query=query,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=head_dim,
-        capacity=windows.table.shape[1] * layer.key_cache.shape[2],
-        processors=module.processors,
-        clusters=module.architecture >= 90,
-        splits=splits,
-    )
+    plan = _plan(windows, query, sizes, context, splits)
     kind = f"{suffix(windows.qkv)}_{head_dim}"
     scalars = sizes.scalars(query, layer.key_cache, windows.table)
     floats = (np.float32(sizes.scale), np.float32(sizes.epsilon))
 
     def plainly(name: str, heads: int, *outputs: torch.Tensor) -> Launch:
         """A warp for each token and head."""
-        grid = (-(-query * heads // WARPS), batch, 1)
+        grid = (-(-query * heads // WARPS), len(windows.index), 1)
         return Launch(module.kernel(f"{name}_{kind}"), grid, BLOCK, *windows.inputs, *scalars, *floats, *outputs)
 
     if windows.qkv.dtype == torch.float32:
@@ -77,3 +68,19 @@ def window_launches(
         cluster=plan.cluster,
     )
     return (attend,) if plan.appends else (plainly("append", sizes.kv_heads, *layer.caches), attend)
+
+
+def _plan(windows: Windows, query: int, sizes: Sizes, context: Context, splits: int | None) -> Plan:
+    layer, module = windows.layer, context.module("attention")
+    given = {
+        "batch": len(windows.index),
+        "query": query,
+        "heads": sizes.heads,
+        "kv_heads": sizes.kv_heads,
+        "head_dim": layer.key_cache.shape[-1],
+    }
+    clusters = module.architecture >= 90
+    if context.batch_invariant:
+        return Plan.batch_invariant(**given, most=context.sizes["window+1"], clusters=clusters)
+    capacity = windows.table.shape[1] * layer.key_cache.shape[2]
+    return Plan.of(**given, capacity=capacity, processors=module.processors, clusters=clusters, splits=splits)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tandemrt.plugins.kernels.linear import BatchInvariantProduct
 from tandemrt.plugins.kernels.module import Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context, Tensors
 
@@ -18,14 +19,18 @@ _FEW = 8  # rows that the kernel takes
 _OUTPUTS = 16  # of one of its blocks
 
 
-def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Product":  # noqa: ARG001
+def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
     """See plugins/launch.py."""
-    return Product(tensors)
+    if not context.batch_invariant:
+        return Product(tensors)
+    _require_sizes(tensors)
+    weight = tensors["weight"].view(torch.float8_e4m3fn)
+    return BatchInvariantProduct(context, tensors["quantized"], weight, tensors["product"])
 
 
 def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
     """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
-    few = tensors["quantized"].numel() <= _FEW * tensors["weight"].shape[1]
+    few = tensors["quantized"].numel() <= _FEW * tensors["weight"].shape[1] and not context.batch_invariant
     return FewRows(context, tensors) if few else ScaledProduct(context, tensors)
 
 
@@ -76,7 +81,7 @@ class ScaledProduct:
         kernel = context.module("float8").kernel(f"scale_product_{suffix(product)}")
         grid = (-(-width // (_PER_THREAD * _THREADS)), product.numel() // width, 1)
         self._device = product.device
-        self._product = Product(tensors)
+        self._product = launch(tensors, {}, context)
         self._scale = Launch(kernel, grid, (_THREADS, 1, 1), scales, weight_scales, np.int32(width), product)
 
     def run(self) -> None:

@@ -122,6 +122,13 @@ def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({"gate_up": values.astype(kind)})
 
 
+def _rows_and_weights(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(5)
+    for shape, width in (((1, 16), 8), ((2, 3, 72), 24), ((70, 264), 64)):
+        x, weight = rng.normal(size=shape), rng.normal(size=(width, shape[-1])) / shape[-1] ** 0.5
+        yield Case({"x": x.astype(kind), "weight": weight.astype(kind)})
+
+
 def _unrounded(kind: np.dtype[Any]) -> Iterator[Case]:
     rng = np.random.default_rng(4)
     for shape in ((1, 1, 80), (3, 5, 64), (2, 20480)):
@@ -186,6 +193,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "sample_draft": _drafts,
     "window_attention": _attention,
     "swiglu": _gates,
+    "linear": _rows_and_weights,
     "quantize_tokens": _unrounded,
     "scaled_product": _products,
     "float8_product": _unscaled,

@@ -49,10 +49,22 @@ def make_models(
     )
 
 
-def make_bundle(folder: Path, name: str, *, device: str, batch: int, length: int, chunk: int, window: int) -> Bundle:
-    """Export the models in ``folder`` to ``folder``/``name``."""
+def make_bundle(
+    folder: Path,
+    name: str,
+    *,
+    device: str,
+    batch: int,
+    length: int,
+    chunk: int,
+    window: int,
+    batch_invariant: bool = False,
+) -> Bundle:
+    """Export the models in ``folder`` to ``folder``/``name``; ``batch_invariant`` as in a recipe, for a GPU."""
     cuda = device.startswith("cuda")
     backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
+    if batch_invariant:
+        backend += "\nbatch_invariant = true"
     text = _RECIPE.format(
         folder=folder.resolve(),
         dtype="bfloat16" if cuda else "float32",
