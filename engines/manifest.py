@@ -110,8 +110,8 @@ class Draft(Record):
 class Engine(Record):
     """One compiled engine. ``built_for`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``.
 
-    It is one ``file``, or a ``decoder``: steps, whose pieces are files. ``batch_invariant``: of a decoder, that it rounds
-    a token the same among any others; its products are all steps.
+    It is one ``file``, or a ``decoder``: steps, whose pieces are files. ``batch_invariant``: of a decoder, that it
+    rounds a token the same among any others; its products are all steps.
     """
 
     file: RelativePath | None = None

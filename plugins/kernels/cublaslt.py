@@ -38,7 +38,7 @@ class _Heuristic(ctypes.Structure):
 
 
 class Product:
-    """rows [rows, inner] @ weight.T, weight [width, inner], into product [rows, width], all contiguous, sums in float32.
+    """rows [rows, inner] @ weight.T, weight [width, inner], into product [rows, width], contiguous; sums in float32.
 
     ``run`` enqueues it by one of ``algorithms``. Capturable. Scales of products in float8 are 1.
     """
@@ -48,40 +48,29 @@ class Product:
     ) -> None:
         (count, inner), width = rows.shape, len(weight)
         self._tensors = (rows, weight, product, workspace)
-        self._one = torch.ones(1, dtype=torch.float32, device=rows.device)
-        self._handle, self._description = _handle(rows.device), c_void_p()
-        _call("cublasLtMatmulDescCreate", byref(self._description), _COMPUTE_32F, _TYPES[torch.float32])
-        self._describe(_TRANSA, c_int32(1))
+        self._handle = _handle(rows.device)
+        self._description = _Owned("MatmulDesc", _COMPUTE_32F, _TYPES[torch.float32])
+        self._description.set(_TRANSA, c_int32(1))
         if weight.dtype == torch.float8_e4m3fn:
+            self._one = torch.ones(1, dtype=torch.float32, device=rows.device)
             for side in (_A_SCALE, _B_SCALE):
-                self._describe(side, c_void_p(self._one.data_ptr()))
-            self._describe(_FAST_ACCUM, c_int8(0))
+                self._description.set(side, c_void_p(self._one.data_ptr()))
+            self._description.set(_FAST_ACCUM, c_int8(0))
         # In columns, as the library counts: [width, count] = [inner, width].T @ [inner, count].
         self._weight = _layout(weight.dtype, inner, width)
         self._rows = _layout(rows.dtype, inner, count)
         self._product = _layout(product.dtype, width, count)
         self._factors = c_float(1), c_float(0)
 
-    def __del__(self) -> None:
-        for layout in (self._weight, self._rows, self._product):
-            _library().cublasLtMatrixLayoutDestroy(layout)
-        _library().cublasLtMatmulDescDestroy(self._description)
-
     def algorithms(self, most: int) -> Iterator[Algorithm]:
         """Up to ``most`` algorithms that do not split inputs, those first that cuBLASLt expects to be fastest."""
-        preference, found = c_void_p(), c_int()
-        results = (_Heuristic * most)()
-        _call("cublasLtMatmulPreferenceCreate", byref(preference))
-        try:
-            for which, value in ((_MAX_WORKSPACE, c_size_t(WORKSPACE)), (_REDUCTION_SCHEMES, c_uint32(_NO_REDUCTION))):
-                size = c_size_t(ctypes.sizeof(value))
-                _call("cublasLtMatmulPreferenceSetAttribute", preference, which, byref(value), size)
-            layouts = (self._weight, self._rows, self._product, self._product)
-            given = (self._handle, self._description, *layouts, preference, most)
-            if _library().cublasLtMatmulAlgoGetHeuristic(*given, results, byref(found)):
-                return  # it has none
-        finally:
-            _library().cublasLtMatmulPreferenceDestroy(preference)
+        preference, results, found = _Owned("MatmulPreference"), (_Heuristic * most)(), c_int()
+        preference.set(_MAX_WORKSPACE, c_size_t(WORKSPACE))
+        preference.set(_REDUCTION_SCHEMES, c_uint32(_NO_REDUCTION))
+        layouts = (self._weight, self._rows, self._product, self._product)
+        given = (self._handle, self._description, *layouts, preference, most, results, byref(found))
+        if _library().cublasLtMatmulAlgoGetHeuristic(*given):
+            return  # there are none
         for result in results[: found.value]:
             if result.state == 0:
                 yield result.algorithm
@@ -98,22 +87,30 @@ class Product:
             c_void_p(torch.cuda.current_stream(product.device).cuda_stream),
         )
 
-    def _describe(self, which: int, value: Any) -> None:
-        size = c_size_t(ctypes.sizeof(value))
-        _call("cublasLtMatmulDescSetAttribute", self._description, which, byref(value), size)
+
+class _Owned:
+    """Something that the library makes and destroys, passed to it as it is."""
+
+    def __init__(self, kind: str, *given: Any) -> None:
+        self._kind, self._library, self._as_parameter_ = kind, _library(), c_void_p()
+        _call(f"cublasLt{kind}Create", byref(self._as_parameter_), *given)
+
+    def __del__(self) -> None:
+        getattr(self._library, f"cublasLt{self._kind}Destroy")(self._as_parameter_)
+
+    def set(self, which: int, value: Any) -> None:
+        """Set one of its attributes."""
+        _call(f"cublasLt{self._kind}SetAttribute", self, which, byref(value), c_size_t(ctypes.sizeof(value)))
 
 
-def _layout(dtype: torch.dtype, rows: int, columns: int) -> c_void_p:
-    made = c_void_p()
-    _call("cublasLtMatrixLayoutCreate", byref(made), _TYPES[dtype], c_uint64(rows), c_uint64(columns), c_int64(rows))
-    return made
+def _layout(dtype: torch.dtype, rows: int, columns: int) -> _Owned:
+    return _Owned("MatrixLayout", _TYPES[dtype], c_uint64(rows), c_uint64(columns), c_int64(rows))
 
 
 @cache
 def _library() -> ctypes.CDLL:
     """Raises BackendUnavailable without it."""
-    major = str(torch.version.cuda).partition(".")[0]
-    name = f"libcublasLt.so.{major}"
+    name = f"libcublasLt.so.{str(torch.version.cuda).partition('.')[0]}"
     try:
         return ctypes.CDLL(name)  # torch has loaded it, wherever it lies
     except OSError as error:
