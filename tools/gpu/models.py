@@ -7,6 +7,7 @@ from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.read.checkpoint import read_header
 from tools.random_checkpoint import Dtype, Size
+from tools.random_drafts import Kind, write_draft
 from tools.random_pair import write_pair
 
 BANDWIDTH = 4.3e12  # bytes per second that one H200 reads at best
@@ -17,8 +18,8 @@ name = "bench"
 checkpoint = "{folder}/target"
 dtype = "{dtype}"
 [draft]
-kind = "model"
-checkpoint = "{folder}/draft"
+kind = "{kind}"
+checkpoint = "{folder}/{drafts}"
 window = {window}
 [reasoning]
 start = "<think>"
@@ -34,19 +35,28 @@ prefill_chunk = {chunk}
 
 
 def make_models(
-    folder: Path, size: Size, *, device: str, acceptance: float, temperature: float, window: int, float8: bool
+    folder: Path, size: Size, *, device: str, acceptance: float | None, temperature: float, window: int, float8: bool
 ) -> None:
-    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``float8``: products so."""
+    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``float8``: products so.
+
+    ``acceptance`` None: nobody asks how often the two agree.
+    """
     write_pair(
         folder,
         size,
         device=device,
-        dtype=Dtype.BFLOAT16 if device.startswith("cuda") else Dtype.FLOAT32,
+        dtype=_dtype(device),
         acceptance=acceptance,
         temperature=temperature,
         window=window,
         float8=float8,
     )
+
+
+def make_draft(folder: Path, kind: Kind, *, device: str) -> None:
+    """Write a draft of ``kind`` for the target in ``folder`` beside it, unless it is there."""
+    if kind is not Kind.MODEL and not (folder / kind / "config.json").is_file():
+        write_draft(folder / kind, kind, folder / "target", device=device, dtype=_dtype(device))
 
 
 def make_bundle(
@@ -58,15 +68,19 @@ def make_bundle(
     length: int,
     chunk: int,
     window: int,
+    kind: Kind = Kind.MODEL,
     batch_invariant: bool = False,
 ) -> Bundle:
-    """Export the models in ``folder`` to ``folder``/``name``; ``batch_invariant`` as in a recipe, for a GPU."""
+    """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``; ``batch_invariant`` as in a
+    recipe, for a GPU."""
     cuda = device.startswith("cuda")
     backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
     if batch_invariant:
         backend += "\nbatch_invariant = true"
     text = _RECIPE.format(
         folder=folder.resolve(),
+        kind=kind.value,
+        drafts="draft" if kind is Kind.MODEL else kind.value,
         dtype="bfloat16" if cuda else "float32",
         batch=batch,
         length=length,
@@ -88,6 +102,10 @@ def floor_ms(bundle: Bundle, rows: int, context: float) -> float:
     width = {"float32": 4, "float16": 2, "bfloat16": 2}[bundle.manifest.engines["target"].dtype]
     token: int = 2 * spec["layers"] * spec["kv_heads"] * spec["head_dim"] * width
     return 1e3 * (weights + rows * context * token) / BANDWIDTH
+
+
+def _dtype(device: str) -> Dtype:
+    return Dtype.BFLOAT16 if device.startswith("cuda") else Dtype.FLOAT32
 
 
 def _say(title: str) -> None:
