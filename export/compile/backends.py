@@ -16,8 +16,8 @@ from tandemrt.export.compile.tensorrt.listeners import Progress
 from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, head_profiles
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graph import Graph
+from tandemrt.export.passes.batch_invariant import make_batch_invariant
 from tandemrt.export.passes.cut import cut
-from tandemrt.export.passes.product_steps import make_products_steps
 from tandemrt.export.passes.products import fuse_transposed_products
 
 DECODERS = ("target", "draft")
@@ -81,7 +81,7 @@ def _in_steps(graph: Graph, recipe: Recipe, folder: Path) -> Engine:
     model = graph.make()
     batch_invariant = recipe.batch_invariant and graph.name == "target"  # no text depends on what a draft rounds
     if batch_invariant:
-        make_products_steps(model)
+        make_batch_invariant(model)
     fuse_transposed_products(model)
     beside = str(PurePosixPath(graph.file).parent)
     pieces, decoder = cut(model, beside, "context." if graph.name == "context" else "")

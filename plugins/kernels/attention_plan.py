@@ -13,7 +13,7 @@ MAX_CLUSTER = 8  # blocks that can read each other's shared memory, on every dev
 _WORTHWHILE_SPLITS = 8  # more partial results cost more to sum up than they save, except where keys are many
 _MANY_KEYS = 8192
 _ROWS = (16, 32, 64)  # row tiles the kernels are compiled for
-_ANY_SPLITS = 4  # of the keys of windows whose plan must not follow from how many there are
+_LEAST_SPLITS = 2  # where a plan must serve few windows as well as many
 _STAGES = 3  # steps whose keys and values are in shared memory or on their way
 
 
@@ -78,18 +78,21 @@ class Plan:
         *,
         batch: int,
         query: int,
-        most: int,
+        largest_batch: int,
+        largest_query: int,
         heads: int,
         kv_heads: int,
         head_dim: int,
+        processors: int,
         clusters: bool,
     ) -> "Plan":
-        """As ``of``, by a cut that is the same for any ``batch``, any capacity and any ``query`` up to ``most``: so a
-        token's result is the same bits in any of these calls, since a block's share of the keys follows from their
+        """As ``of``, by a cut that is the same for any ``batch`` and ``query`` up to the largest, and any capacity: so
+        a token's result is the same bits in all of these calls, since a block's share of the keys follows from their
         place in the text alone (attention_block.cuh)."""
         group = heads // kv_heads
-        rows = next((rows for rows in _ROWS if most * group <= rows), _ROWS[-1])
-        return cls(batch, kv_heads, head_dim, rows, -(-query * group // rows), _ANY_SPLITS, clusters)
+        rows = next((rows for rows in _ROWS if largest_query * group <= rows), _ROWS[-1])
+        splits = max(_LEAST_SPLITS, min(processors // (largest_batch * kv_heads), _WORTHWHILE_SPLITS))
+        return cls(batch, kv_heads, head_dim, rows, -(-query * group // rows), splits, clusters)
 
     @classmethod
     def of_runs(

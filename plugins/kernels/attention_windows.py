@@ -79,8 +79,9 @@ def _plan(windows: Windows, query: int, sizes: Sizes, context: Context, splits: 
         "kv_heads": sizes.kv_heads,
         "head_dim": layer.key_cache.shape[-1],
     }
-    clusters = module.architecture >= 90
+    given["processors"], clusters = module.processors, module.architecture >= 90
     if context.batch_invariant:
-        return Plan.batch_invariant(**given, most=context.sizes["window+1"], clusters=clusters)
+        largest = {"largest_batch": context.sizes["batch"], "largest_query": context.sizes["window+1"]}
+        return Plan.batch_invariant(**given, **largest, clusters=clusters)
     capacity = windows.table.shape[1] * layer.key_cache.shape[2]
-    return Plan.of(**given, capacity=capacity, processors=module.processors, clusters=clusters, splits=splits)
+    return Plan.of(**given, capacity=capacity, clusters=clusters, splits=splits)

@@ -22,7 +22,7 @@ _NO_REDUCTION = 0  # CUBLASLT_REDUCTION_SCHEME_NONE: one block sums up all input
 
 
 class Algorithm(ctypes.Structure):
-    """cublasLtMatmulAlgo_t."""
+    """cublasLtMatmulAlgo_t, which says all of how a product is computed, and nothing of its tensors."""
 
     _fields_ = (("data", c_uint64 * 8),)
 
@@ -62,17 +62,24 @@ class Product:
         self._product = _layout(product.dtype, width, count)
         self._factors = c_float(1), c_float(0)
 
-    def algorithms(self, most: int) -> Iterator[Algorithm]:
-        """Up to ``most`` algorithms that do not split inputs, those first that cuBLASLt expects to be fastest."""
+    def algorithms(self, count: int, most: int) -> Iterator[Algorithm]:
+        """Up to ``most`` algorithms for ``count`` rows that do not split inputs and compute these rows as well.
+
+        Those first that cuBLASLt expects to be fastest for ``count`` rows.
+        """
         preference, results, found = _Owned("MatmulPreference"), (_Heuristic * most)(), c_int()
         preference.set(_MAX_WORKSPACE, c_size_t(WORKSPACE))
         preference.set(_REDUCTION_SCHEMES, c_uint32(_NO_REDUCTION))
-        layouts = (self._weight, self._rows, self._product, self._product)
-        given = (self._handle, self._description, *layouts, preference, most, results, byref(found))
-        if _library().cublasLtMatmulAlgoGetHeuristic(*given):
+        rows, weight, product, _ = self._tensors
+        (width, inner), checked = weight.shape, _Heuristic()
+        made = _layout(product.dtype, width, count)
+        given = (self._handle, self._description, self._weight, _layout(rows.dtype, inner, count), made, made)
+        if _library().cublasLtMatmulAlgoGetHeuristic(*given, preference, most, results, byref(found)):
             return  # there are none
+        mine = (self._handle, self._description, self._weight, self._rows, self._product, self._product)
         for result in results[: found.value]:
-            if result.state == 0:
+            refused = _library().cublasLtMatmulAlgoCheck(*mine, byref(result.algorithm), byref(checked))
+            if result.state == 0 and not refused and checked.workspace <= WORKSPACE:
                 yield result.algorithm
 
     def run(self, algorithm: Algorithm) -> None:

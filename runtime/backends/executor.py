@@ -75,7 +75,7 @@ class Executor:
         constants = read_constants(bundle.folder / decoder.constants.file) if decoder.constants else {}
         constants = {key: tensor.to(device) for key, tensor in constants.items()}
         limits = bundle.limits
-        sizes = {"query": limits.prefill_chunk, "window+1": limits.window + 1}
+        sizes = {"query": limits.prefill_chunk, "batch": limits.batch, "window+1": limits.window + 1}
         context = Context(device, bundle.kernels_dir, threads, sizes, entry.batch_invariant)
         largest = largest_calls(bundle.draft.kind, limits.batch, limits.window, limits.prefill_chunk)
         return cls(decoder, contract, pieces, constants, context, largest)

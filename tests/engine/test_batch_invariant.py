@@ -16,7 +16,7 @@ from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tandemrt.export.passes.product_steps import make_products_steps
+from tandemrt.export.passes.batch_invariant import make_batch_invariant
 from tandemrt.runtime.backends.executor import Executor
 from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.makers import tiny_checkpoint, write_recipe
@@ -26,7 +26,7 @@ SIZES = {"vocab_size": 64}  # a multiple of 8, as products by cuBLASLt need
 
 
 def open_product_steps(model: ir.Model, contract: Contract, folder: Path) -> Executor:
-    make_products_steps(model)
+    make_batch_invariant(model)
     return open_steps(model, contract, folder)
 
 

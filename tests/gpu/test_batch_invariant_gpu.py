@@ -28,7 +28,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     compile_kernels(
         compute_capabilities(), folder, names=["attention", "float8"], dtypes=["bfloat16"], head_dims=[HEAD_DIM]
     )
-    return Context(torch.device("cuda", 0), folder, sizes={"window+1": MOST}, batch_invariant=True)
+    return Context(torch.device("cuda", 0), folder, sizes={"batch": 9, "window+1": MOST}, batch_invariant=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
