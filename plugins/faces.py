@@ -51,6 +51,9 @@ FACES = {
     "window_attention": Faces(
         "reference.attention:window_attention", "functions.attention:bodies", "kernels.attention:launch"
     ),
+    "float8_window_attention": Faces(
+        "reference.attention:window_attention", "functions.attention:float8_bodies", "kernels.attention:launch"
+    ),
     "swiglu": Faces("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
     "linear": Faces("reference.linear:linear", "functions.linear:bodies", "kernels.linear:launch"),
     "quantize_tokens": Faces(

@@ -34,12 +34,12 @@ def window_launches(
 
     ``splits`` overrides how many blocks share a row's keys.
     """
-    layer, module = windows.layer, context.module("attention")
+    layer, module = windows.layer, context.module(windows.layer.kernels)
     head_dim = layer.key_cache.shape[-1]
     plan = _plan(windows, query, sizes, context, splits)
     kind = f"{suffix(windows.qkv)}_{head_dim}"
     scalars = sizes.scalars(query, layer.key_cache, windows.table)
-    floats = (np.float32(sizes.scale), np.float32(sizes.epsilon))
+    floats = sizes.floats(sizes.score_scale)
 
     def plainly(name: str, heads: int, *outputs: torch.Tensor) -> Launch:
         """A warp for each token and head."""
@@ -71,15 +71,17 @@ def window_launches(
 
 
 def _plan(windows: Windows, query: int, sizes: Sizes, context: Context, splits: int | None) -> Plan:
-    layer, module = windows.layer, context.module("attention")
+    layer, module = windows.layer, context.module(windows.layer.kernels)
     given = {
         "batch": len(windows.index),
         "query": query,
         "heads": sizes.heads,
         "kv_heads": sizes.kv_heads,
         "head_dim": layer.key_cache.shape[-1],
+        "processors": module.processors,
+        "cached": layer.key_cache.element_size(),
     }
-    given["processors"], clusters = module.processors, module.architecture >= 90
+    clusters = module.architecture >= 90
     if context.batch_invariant:
         largest = {"largest_batch": context.sizes["batch"], "largest_query": context.sizes["window+1"]}
         return Plan.batch_invariant(**given, **largest, clusters=clusters)
