@@ -176,7 +176,7 @@ class OnnxRuntimeCuda(Section):
 
     ``compute_capabilities`` are those the kernels are compiled for; newer GPUs translate those of the lowest.
     ``batch_invariant``: the target rounds a token the same among any others, so that speculation changes no text
-    (docs/batch-invariance.md).
+    (docs/invariance.md).
     """
 
     name: Literal["onnxruntime-cuda"]

@@ -155,9 +155,9 @@ def main(
         def exported() -> Bundle:
             if reuse and (folder / name).is_dir():
                 return Bundle.open(folder / name)
-            sizes = {"batch": slots, "length": length, "chunk": chunk, "window": window}
-            given: dict[str, Any] = {"kv_dtype": kv_dtype, "batch_invariant": batch_invariant}
-            return make_bundle(folder, name, device=device, **sizes, kind=draft, **given)
+            given: dict[str, Any] = {"batch": slots, "length": length, "chunk": chunk, "window": window}
+            given |= {"kind": draft, "kv_dtype": kv_dtype, "batch_invariant": batch_invariant}
+            return make_bundle(folder, name, device=device, **given)
 
         bundle = bench.part("bundle", exported)
         options: Any = {"device": device, "profile": True, "synthetic_rule": not own}
