@@ -4,7 +4,7 @@ import onnx_ir as ir
 
 from tandemrt.engines.errors import BadRecipe, quoted
 from tandemrt.engines.operators import SCHEMAS
-from tandemrt.export.model.builder import dims_of
+from tandemrt.export.model.builder import LIBRARY, dims_of
 from tandemrt.plugins.functions.linear import linear
 from tandemrt.plugins.operators import DOMAIN
 
@@ -16,10 +16,10 @@ _SUMS = ("MatMul", "Gemm", "MatMulNBits", "RMSNormalization", "LayerNormalizatio
 def make_batch_invariant(model: ir.Model) -> None:
     """Change the graph in place so that no token's result depends on the number of others; the values stay the same.
 
-    Every MatMul by the transpose of a stored weight becomes the operator ``linear``, and every RMSNormalization the
-    SimplifiedLayerNormalization of onnxruntime, which has a block of threads per token. Requires residual norms as
-    fuse_residual_norms leaves them, nodes in order, and a dtype and a shape of every value. Raises BadRecipe if
-    something is left that may round a token otherwise among others.
+    Every MatMul by the transpose of a stored weight becomes the operator ``linear``, and every RMSNormalization that of
+    a residual sum with zeros, whose kernel has a block of threads per token, as no other norm of onnxruntime has.
+    Requires residual norms as fuse_residual_norms leaves them, nodes in order, and a dtype and a shape of every value.
+    Raises BadRecipe if something is left that may round a token otherwise among others.
     """
     for node in list(model.graph):
         weight = _transposed(node)
@@ -27,9 +27,8 @@ def make_batch_invariant(model: ir.Model) -> None:
             _require_step(node, weight)
             _replace(model, node, ir.node("linear", [node.inputs[0], weight], domain=DOMAIN, outputs=_copies(node)))
         elif node.op_type == "RMSNormalization":
-            norm = ir.node("SimplifiedLayerNormalization", node.inputs, outputs=_copies(node))
-            norm.attributes.update(node.attributes)
-            _replace(model, node, norm)
+            _replace(model, node, *_residual_norm(node))
+    model.graph.opset_imports.setdefault(LIBRARY, 1)
     if any(node.op_type == "linear" for node in model.graph):
         body = linear()
         model.functions[body.identifier()] = body
@@ -58,10 +57,20 @@ def _copies(node: ir.Node) -> list[ir.Value]:
     return [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in node.outputs]
 
 
-def _replace(model: ir.Model, old: ir.Node, new: ir.Node) -> None:
-    new.name = old.name
+def _residual_norm(norm: ir.Node) -> tuple[ir.Node, ir.Node]:
+    x, weight = norm.inputs
+    assert x is not None
+    zeros = ir.node("Sub", [x, x], outputs=[ir.Value(name=f"{norm.name}/zeros", shape=x.shape, type=x.type)])
+    attributes = {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
+    operator = "SkipSimplifiedLayerNormalization"
+    fused = ir.node(operator, [x, zeros.outputs[0], weight], attributes, domain=LIBRARY, outputs=_copies(norm))
+    return zeros, fused
+
+
+def _replace(model: ir.Model, old: ir.Node, *new: ir.Node) -> None:
+    new[-1].name = old.name
     turned = old.inputs[1].producer() if old.inputs[1] is not None else None
-    ir.convenience.replace_nodes_and_values(model.graph, old, [old], [new], old.outputs, new.outputs)
+    ir.convenience.replace_nodes_and_values(model.graph, old, [old], list(new), old.outputs, new[-1].outputs)
     if turned is not None and turned.op_type == "Transpose" and not turned.outputs[0].uses():
         model.graph.remove(turned, safe=True)
 

@@ -56,9 +56,13 @@ class BatchInvariantProduct:
 
 @dataclass(frozen=True)
 class _Trial:
-    """``rows`` [_ROWS, inner] of random numbers, and what a product of each must be, [_ROWS, width]."""
+    """``rows`` [_ROWS, inner] of random numbers, and what their products by ``weight`` must be, [_ROWS, width].
+
+    Weights of one shape share a trial: the first that is bound.
+    """
 
     rows: torch.Tensor
+    weight: torch.Tensor
     wanted: torch.Tensor
 
 
@@ -103,7 +107,7 @@ class _Trials:
 def _algorithm(context: Context, count: int, weight: torch.Tensor, dtype: torch.dtype) -> Algorithm:
     """The fastest for ``count`` rows of those that give what others give for other numbers of rows."""
     trial = context.keep(("trial", *weight.shape, weight.dtype, dtype), lambda: _trial(context, weight, dtype))
-    trials = _Trials(context, trial.rows, count, weight, dtype)
+    trials = _Trials(context, trial.rows, count, trial.weight, dtype)
     found = trials.equal(trial.wanted)
     if not found:
         raise _unavailable(weight, f"{count} rows")
@@ -124,7 +128,7 @@ def _trial(context: Context, weight: torch.Tensor, dtype: torch.dtype) -> _Trial
             continue
         seen.append(found)
         if all(_Trials(context, rows, count, weight, dtype).equal(found) for count in _LADDER):
-            return _Trial(rows, found)
+            return _Trial(rows, weight, found)
     raise _unavailable(weight, f"any of {', '.join(map(str, _LADDER))} rows")
 
 
