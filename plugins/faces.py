@@ -103,8 +103,8 @@ def launcher(operator: str, context: Context) -> Launcher:
         needed, has = (".".join(map(str, each)) for each in (schema.compute_capability, capability))
         raise BackendUnavailable(
             f"device: operator {operator} needs compute capability {needed} or later, "
-            f"{torch.cuda.get_device_name(context.device)} has {has}; build the bundle from weights that are not "
-            "quantized"
+            f"{torch.cuda.get_device_name(context.device)} has {has}; build the bundle without float8: from "
+            "weights that are not quantized, and with kv_dtype as it computes"
         )
     found: Launcher = _load(FACES[operator].cuda)
     return found

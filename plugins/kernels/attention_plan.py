@@ -145,9 +145,8 @@ class Plan:
     ) -> "Plan":
         if splits is None:
             worthwhile = _WORTHWHILE_SPLITS if capacity < _MANY_KEYS else 2 * _WORTHWHILE_SPLITS
-            wanted = processors * (
-                2 if cached == 1 else 1
-            )  # steps of few bytes leave a processor with one block waiting
+            blocks = 2 if cached == 1 else 1  # of a processor: steps of few bytes leave one alone waiting
+            wanted = blocks * processors
             splits = max(1, min(wanted // (batch * kv_heads * tiles), worthwhile, -(-capacity // KEYS)))
         if not 1 <= splits <= MAX_SPLITS:
             raise ValueError(f"splits: 1 to {MAX_SPLITS} are needed, got {splits}")

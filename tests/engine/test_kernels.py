@@ -30,15 +30,16 @@ ENTRIES = {
         "draft_law": "10 u64, 1 u32, 1 u64",
     },
 }
-APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 2 f32, 2 u64", "9 u64, 8 u32, 2 f32, 6 u64", "9 u64, 6 u32, 2 f32, 3 u64"
-PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 2 f32, 4 u64", "11 u64, 6 u32, 2 f32, 3 u64"
-ATTEND_RUNS = "11 u64, 8 u32, 2 f32, 6 u64"
+ATTENTION = ("attention", "attention_float8")
+APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
+PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 4 f32, 4 u64", "11 u64, 6 u32, 4 f32, 3 u64"
+ATTEND_RUNS = "11 u64, 8 u32, 4 f32, 6 u64"
 SPILLED = {"verify": 160}  # bytes: some between phases are no matter; in a loop over the logits they would be
 
 
 def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> dict[str, str]:
     suffix = SUFFIXES[dtype]
-    if kernel != "attention":
+    if kernel not in ATTENTION:
         return {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
     entries = {f"append_{suffix}_{size}": APPEND for size in head_dims}
     entries |= {f"prepare_{suffix}_{size}": PREPARE for size in head_dims}
@@ -57,14 +58,23 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
 
 
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them in one dtype, one GPU all.
-# Products in float8 see a GPU without it, and the newest.
+# Products in float8 see a GPU without it, and the newest; attention over float8 is the same with other elements.
 COMPILED = [
     (kernel, dtype, capability, HEAD_DIMS if kernel != "attention" or capability == "9.0" else (128,))
     for kernel in compiler.kernel_names()
     for dtype in SUFFIXES
     for capability in COMPUTE_CAPABILITIES
-    if kernel not in ("attention", "float8") or dtype == "bfloat16" or capability == "9.0"
+    if kernel not in (*ATTENTION, "float8") or dtype == "bfloat16" or capability == "9.0"
     if kernel != "float8" or capability in ("8.0", "9.0", LAST)
+    if kernel != "attention_float8"
+] + [
+    ("attention_float8", dtype, capability, head_dims)
+    for dtype, capability, head_dims in (
+        ("bfloat16", "8.0", (32,)),
+        ("bfloat16", "9.0", (128,)),
+        ("float16", "9.0", (32,)),
+        ("float32", "9.0", (64,)),
+    )
 ]
 
 
