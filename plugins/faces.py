@@ -56,6 +56,7 @@ FACES = {
     ),
     "swiglu": Faces("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
     "linear": Faces("reference.linear:linear", "functions.linear:bodies", "kernels.linear:launch"),
+    "experts": Faces("reference.experts:experts", "functions.experts:bodies", "kernels.experts:launch"),
     "quantize_tokens": Faces(
         "reference.float8:quantize_tokens", "functions.float8:quantize_bodies", "kernels.quantize:launch_tokens"
     ),

@@ -107,7 +107,6 @@ class Model:
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
         by_channel = STRATEGIES[attention_of(recipe)].scaled_products
         model = cls(role, checkpoint, checkpoint, spec, vocabulary, dtype, QUANTIZED.get(dtype, dtype), by_channel)
-        _require_products(model, recipe)
         _require_support(model, recipe)
         said = model.quantization
         if kv_dtype in KV_DTYPES or (kv_dtype is None and recipe.cache == "paged" and said and said.float8_cache):
@@ -130,7 +129,6 @@ def open_models(recipe: Recipe) -> Models:
     if isinstance(recipe.draft, HeadDraft):
         length = recipe.limits.length
         head = DraftHead.open(recipe.draft, target.source, target.spec, dtype=target.compute, length=length)
-        _require_products(head, recipe)
         _require_support(head, recipe)
         head.require_lowering(attention_of(recipe))
         return target, head
@@ -158,12 +156,7 @@ def mask_token(checkpoint: Checkpoint) -> int:
 
 
 def _require_support(model: Draft, recipe: Recipe) -> None:
-    if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
-        rule = (
-            f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
-        )
-        found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
-        raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
+    """Raise BadCheckpoint or BadRecipe for what the recipe's backend does not do."""
     layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
     if layers.experts is not None and recipe.backend.name == "onnxruntime-cpu" and model.compute != "float32":
         # Their sums do not exist in float16, and their products would round one token in another way than several.
@@ -173,6 +166,14 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
         )
     if why := unsupported(layers, fitting(attention_of(recipe), layers), recipe.capacity):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
+    _require_products(model, recipe)
+    if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
+        rule = (
+            f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
+        )
+        found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
+        other = "backend 'onnxruntime-cpu'" if layers.experts is not None else "cache = 'linear'"
+        raise BadRecipe(f"{rule}; {found}; choose {other} or another checkpoint")
 
 
 def _require_products(model: Draft, recipe: Recipe) -> None:
@@ -185,12 +186,12 @@ def _require_products(model: Draft, recipe: Recipe) -> None:
         _require_scaled_products(what, model, found, recipe)
         return
     if not isinstance(backend, TensorRtRtx):
+        needed = " or ".join(name for name, takes in _TAKES.items() if takes(found))
         raise BadRecipe(
-            f"{what} needs backend.name 'onnxruntime-cpu', 'tensorrt-rtx', or 'onnxruntime-cuda' with cache = 'paged'; "
-            f"got {backend.name!r} with cache = {recipe.cache!r}, which has no products for it; choose one of these, "
-            "or the checkpoint that is not quantized"
+            f"{what} needs backend.name {needed}; got {backend.name!r} with cache = {recipe.cache!r}, which has no "
+            "products for it; choose what it needs, or the checkpoint that is not quantized"
         )
-    if any(scheme.weight != "float8_e4m3fn" or scheme.inputs == "token" for _, scheme in found.rules):
+    if not _in_tensorrt_rtx(found):
         raise BadRecipe(
             f"{what} needs weights in float8 and inputs that are whole, or have static scales, for backend.name "
             "'tensorrt-rtx'; choose 'onnxruntime-cpu', or a checkpoint quantized so"
@@ -202,10 +203,28 @@ def _require_products(model: Draft, recipe: Recipe) -> None:
         )
 
 
+def _in_tensorrt_rtx(found: Quantization) -> bool:
+    """Whether TensorRT-RTX builds products of what is ``found`` of a checkpoint."""
+    return all(scheme.weight == "float8_e4m3fn" and scheme.inputs != "token" for _, scheme in found.rules)
+
+
+# A refusal names no backend that would refuse the same.
+_TAKES: dict[str, Callable[[Quantization], bool]] = {
+    "'onnxruntime-cpu'": lambda _: True,
+    "'tensorrt-rtx'": _in_tensorrt_rtx,
+    "'onnxruntime-cuda' with cache = 'paged'": lambda found: without_scaled_products(found) is None,
+}
+
+
 def _require_scaled_products(what: str, model: Draft, found: Quantization, recipe: Recipe) -> None:
     """Raise BadRecipe unless a GPU has products for what is ``found`` of a checkpoint."""
     if isinstance(model, DraftHead):
         raise BadRecipe(f"{what} cannot be a draft head on a GPU yet; choose one that is not quantized")
+    if model.spec.experts is not None:
+        raise BadRecipe(
+            f"{what} has experts, whose products on a GPU take weights that are not; choose backend.name "
+            "'onnxruntime-cpu', or the checkpoint that is not quantized"
+        )
     if why := without_scaled_products(found):
         raise BadRecipe(
             f"{what} has {why}, for which backend.name 'onnxruntime-cuda' has no products yet; choose "

@@ -46,19 +46,19 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
     int block = range.count ? table[range.step(0) * KEYS / x.block_size] : 0;
     auto fetch_step = [&](int i) {
         if (i < range.count) {
-            fetch<T, D>(x, stages + i % STAGES<T> * STAGE, range, range.step(i), block, kv_head);
+            fetch<T, D>(x, stages + i % STAGES * STAGE, range, range.step(i), block, kv_head);
             if (i + 1 < range.count) block = table[range.step(i + 1) * KEYS / x.block_size];
         }
         close_copies();
     };
 #pragma unroll 1
-    for (int i = 0; i < STAGES<T>; ++i) fetch_step(i);
+    for (int i = 0; i < STAGES; ++i) fetch_step(i);
     NewTokens<T, D> fresh;
     bool adds = append && range.count && (range.step(range.count - 1) + 1) * KEYS > range.stored;
     if (adds) fresh.load(x, 0, start, row, kv_head);
     queries.prepare(q, x, packed, start);
 
-    int settle = max(0, range.count - (STAGES<T> - 1));  // all new keys have their place in memory from here on
+    int settle = max(0, range.count - (STAGES - 1));  // all new keys have their place in memory from here on
     Rows<D> rows;
     for (int i = 0; i < range.count; ++i) {
         if (adds && i == settle) {
@@ -69,13 +69,13 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
             }
         }
         if (i == 0) {
-            wait_copies<STAGES<T> - 1>();
+            wait_copies<STAGES - 1>();
         } else {
-            wait_copies<STAGES<T> - 2>();
+            wait_copies<STAGES - 2>();
         }
         __syncthreads();
-        if (i > 0) fetch_step(i + STAGES<T> - 1);
-        const u16* keys = stages + i % STAGES<T> * STAGE;
+        if (i > 0) fetch_step(i + STAGES - 1);
+        const u16* keys = stages + i % STAGES * STAGE;
         int line = warp / TILES * SPAN, position = range.step(i) * KEYS;
         bool masked = position + KEYS - 1 > first_seen || last_seen - position >= reach;
         accumulate<T, D, SPAN>(rows, q, keys, line, Mask{masked, position + line, reach, start, packed, group});

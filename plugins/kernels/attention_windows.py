@@ -7,7 +7,7 @@ import torch
 
 from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Workspace
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
-from tandemrt.plugins.kernels.module import Launch, suffix
+from tandemrt.plugins.kernels.module import HOPPER, Launch, suffix
 from tandemrt.plugins.launch import Context
 
 
@@ -81,7 +81,7 @@ def _plan(windows: Windows, query: int, sizes: Sizes, context: Context, splits: 
         "processors": module.processors,
         "cached": layer.key_cache.element_size(),
     }
-    clusters = module.architecture >= 90
+    clusters = module.architecture >= HOPPER
     if context.batch_invariant:
         largest = {"largest_batch": context.sizes["batch"], "largest_query": context.sizes["window+1"]}
         return Plan.batch_invariant(**given, **largest, clusters=clusters)

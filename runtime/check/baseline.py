@@ -22,9 +22,10 @@ from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins.launch import Context
 from tandemrt.plugins.sessions import session_options
 from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.backends.constants import constants_of
 from tandemrt.runtime.backends.executor import Executor
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tandemrt.runtime.backends.pieces import OpenPiece, constants_of
+from tandemrt.runtime.backends.pieces import OpenPiece
 from tandemrt.runtime.backends.sessions import onnxruntime
 
 _CPU = torch.device("cpu")

@@ -15,11 +15,23 @@ LAST = COMPUTE_CAPABILITIES[-1]
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
+    "experts": {
+        "route_few": "1 u64, 4 u32, 6 u64",
+        "choose": "1 u64, 4 u32, 2 u64",
+        "place": "1 u64, 2 u32, 5 u64",
+        "gate_up": "5 u64, 3 u32, 1 u64",
+        "down": "6 u64, 2 u32, 1 u64",
+        "sum": "1 u64, 2 u32, 1 u64",
+        "gather": "2 u64, 2 u32, 1 u64",
+        "sum_places": "3 u64, 2 u32, 1 u64",
+    },
     "float8": {
         "quantize_tokens": "2 u64, 1 u32, 2 u64",
-        "quantized_swiglu": "4 u64, 2 u32, 2 u64",
-        "quantized_swiglu_4": "4 u64, 2 u32, 2 u64",
-        "few_rows": "4 u64, 3 u32, 1 u64",
+        "quantized_swiglu_1": "4 u64, 1 u32, 2 u64",
+        "quantized_swiglu_2": "4 u64, 1 u32, 2 u64",
+        "quantized_swiglu_4": "4 u64, 1 u32, 2 u64",
+        "few_rows_8": "4 u64, 3 u32, 1 u64",
+        "few_rows_16": "4 u64, 3 u32, 1 u64",
         "quantized_norm": "6 u64, 1 u32, 1 f32, 3 u64",
         "scale_product": "2 u64, 1 u32, 1 u64",
     },
@@ -58,14 +70,15 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
 
 
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them in one dtype, one GPU all.
-# Products in float8 see a GPU without it, and the newest; attention over float8 is the same with other elements.
+# Products in float8 see a GPU without it, and the newest, experts the oldest; attention over float8 is the same with
+# other elements.
 COMPILED = [
     (kernel, dtype, capability, HEAD_DIMS if kernel != "attention" or capability == "9.0" else (128,))
     for kernel in compiler.kernel_names()
     for dtype in SUFFIXES
     for capability in COMPUTE_CAPABILITIES
-    if kernel not in (*ATTENTION, "float8") or dtype == "bfloat16" or capability == "9.0"
-    if kernel != "float8" or capability in ("8.0", "9.0", LAST)
+    if kernel not in (*ATTENTION, "float8", "experts") or dtype == "bfloat16" or capability == "9.0"
+    if kernel not in ("float8", "experts") or capability in ("8.0", "9.0", LAST)
     if kernel != "attention_float8"
 ] + [
     ("attention_float8", dtype, capability, head_dims)

@@ -26,7 +26,7 @@ def commit(family: Family, state: Constraint, tokens: list[int], random: Random)
         assert state.fill(window, MaskRows(rows), 0).tokens == window
         done = state.commit(window)
         assert done.kept == window
-        for piece in [*done.pieces]:
+        for piece in done.pieces:
             found[piece.kind] += family.vocabulary.spelled(piece.tokens)
         at += len(window)
     held = state.undecided
