@@ -17,8 +17,8 @@ from tandemrt.plugins.launch import Context, Tensors
 
 _ROWS = 64  # of a trial, over and over
 _LADDER = (1, 8, 256)  # numbers of rows for which there must be algorithms of equal bits; any other is tried when bound
-_TRIED = 8  # algorithms for a number of rows
-_ALIKE = (16, 40, 80, 160, 320)  # numbers of rows whose algorithms serve fewer rows, too, and may be faster for them
+_TRIED = 6  # algorithms for a number of rows
+_ALIKE = (40, 80, 320)  # numbers of rows whose algorithms serve fewer rows, too, and may be faster for them
 _MEASURED = 320  # rows up to which products are bound by reading weights, and the first algorithm may be half as fast
 _RUNS = 3  # of a measurement
 _COLD = 128 << 20  # bytes, more than a second-level cache holds
