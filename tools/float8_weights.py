@@ -1,6 +1,7 @@
 """Weights in float8 by channel, on any device: what compressed-tensors stores, and says of it in config.json."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -27,8 +28,8 @@ def in_float8(weights: Weights) -> Weights:
     return found
 
 
-def say_float8(folder: Path) -> None:
-    """Add to config.json that weights have a scale per channel and inputs one per token."""
+def say_float8(folder: Path, whole: Sequence[str] = ()) -> None:
+    """Add to config.json that weights have a scale per channel and inputs one per token, but for modules ``whole``."""
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     group = {
         "targets": ["Linear"],
@@ -41,6 +42,6 @@ def say_float8(folder: Path) -> None:
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
         "config_groups": {"group_0": group},
-        "ignore": [],
+        "ignore": list(whole),
     }
     path.write_text(json.dumps(config, indent=2))

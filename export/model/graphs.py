@@ -218,9 +218,8 @@ _TAKES: dict[str, Callable[[Quantization], bool]] = {
 
 def _require_scaled_products(what: str, model: Draft, found: Quantization, recipe: Recipe) -> None:
     """Raise BadRecipe unless a GPU has products for what is ``found`` of a checkpoint."""
-    if isinstance(model, DraftHead):
-        raise BadRecipe(f"{what} cannot be a draft head on a GPU yet; choose one that is not quantized")
-    if model.spec.experts is not None:
+    layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
+    if layers.experts is not None:
         raise BadRecipe(
             f"{what} has experts, whose products on a GPU take weights that are not; choose backend.name "
             "'onnxruntime-cpu', or the checkpoint that is not quantized"
