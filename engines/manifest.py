@@ -120,7 +120,8 @@ class Engine(Record):
     """One compiled engine. ``built_for`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``.
 
     It is one ``file``, or a ``decoder``: steps, whose pieces are files. ``shared`` are weights by the names that its
-    pieces have for them.
+    pieces have for them. ``batch_invariant``: of a decoder, that it rounds a token the same among any others; its
+    products are all steps.
     """
 
     file: RelativePath | None = None
@@ -130,6 +131,7 @@ class Engine(Record):
     dtype: str
     contract: Contract
     shared: dict[str, SharedWeight] = Field(default_factory=dict)
+    batch_invariant: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -246,9 +248,10 @@ class Manifest(Record):
                 raise refuse(f"engines.{name}.{key} must be among files; got {quoted(missing[0])}")
         compiled = {PurePosixPath(file).name.partition(".")[0] for file in self.kernels}
         operators = {o.name for engine in self.engines.values() if engine.decoder for o in engine.decoder.operators}
-        if any(SCHEMAS[name].kernels not in compiled for name in operators):
+        needed_kernels = {kernels for name in operators if (kernels := SCHEMAS[name].kernels) is not None}
+        if not needed_kernels <= compiled:
             has = ", ".join(sorted(compiled)) or "none"
-            wanted = ", ".join(sorted({SCHEMAS[name].kernels for name in operators}))
+            wanted = ", ".join(sorted(needed_kernels))
             raise refuse(f"kernels must hold {wanted} for the operators of its decoders; got {clipped(has)}")
         if strangers := [file for file in self.kernels if file not in self.files]:
             raise refuse(f"kernels must be among files; got {quoted(strangers[0])}")

@@ -20,17 +20,20 @@ class Schema:
     """One operator. ``attributes`` are all required; ``in_place`` pairs an output with the input whose memory it has.
 
     ``optional`` names inputs and outputs that may be left out, at the end of their lists. ``kernels`` is the file of
-    the operator's CUDA kernels, without its suffix, and ``compute_capability`` the oldest that they compute on.
+    the operator's CUDA kernels, without its suffix, None where a library's are used, and ``compute_capability`` the
+    oldest that they compute on. ``batch_invariant``: where a decoder asks for it, a token's result is the same bits
+    whatever else is in the call.
     """
 
     name: str
     inputs: tuple[Binding, ...]
     outputs: tuple[Binding, ...]
-    kernels: str
+    kernels: str | None
     attributes: Mapping[str, Literal["int", "float"]] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     compute_capability: Capability = OLDEST_WITH_KERNELS
+    batch_invariant: bool = False
 
     def __getitem__(self, name: str) -> Binding:
         for binding in (*self.inputs, *self.outputs):
@@ -80,6 +83,7 @@ def _attention(
     kernels: str,
     scales: tuple[str, ...] = (),
     compute_capability: Capability = OLDEST_WITH_KERNELS,
+    batch_invariant: bool = False,
 ) -> Schema:
     """Attention over a paged cache that holds ``cache``; ``scales`` are attributes beside those of every attention."""
     shape: tuple[Dim, ...] = ("blocks", "kv_heads", "block_size", "head_dim")
@@ -117,6 +121,7 @@ def _attention(
         optional=("q_norm", "k_norm"),
         kernels=kernels,
         compute_capability=compute_capability,
+        batch_invariant=batch_invariant,
     )
 
 
@@ -167,7 +172,7 @@ SCHEMAS = {
             optional=("draft_probs",),
             kernels="verify",
         ),
-        _attention("window_attention", T, kernels="attention"),
+        _attention("window_attention", T, kernels="attention", batch_invariant=True),
         # A name of its own: its kernels need newer GPUs. What the caches hold of keys and values is over the scales.
         _attention(
             "float8_window_attention",
@@ -181,6 +186,14 @@ SCHEMAS = {
             inputs=(Binding("gate_up", T, ("tokens", "gate_up_width")),),
             outputs=(Binding("activated", T, ("tokens", "width")),),
             kernels="swiglu",
+            batch_invariant=True,
+        ),
+        Schema(  # a product with a stored weight, where its rounding may not depend on the number of tokens
+            "linear",
+            inputs=(Binding("x", T, ("tokens", "inner")), Binding("weight", T, ("width", "inner"))),
+            outputs=(Binding("product", T, ("tokens", "width")),),
+            kernels=None,
+            batch_invariant=True,
         ),
         Schema(  # of any rank, too; the experts' parts of a weight stand one behind the other
             "experts",
@@ -201,6 +214,7 @@ SCHEMAS = {
             optional=("static_scale",),
             kernels="float8",
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
         Schema(
             "scaled_product",
@@ -208,6 +222,7 @@ SCHEMAS = {
             outputs=(Binding("product", T, ("tokens", "width")),),
             kernels="float8",
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
         Schema(  # whose scales are left to whoever reads it
             "float8_product",
@@ -215,6 +230,7 @@ SCHEMAS = {
             outputs=(Binding("product", T, ("tokens", "width")),),
             kernels="float8",
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
         Schema(
             "quantized_swiglu",
@@ -228,6 +244,7 @@ SCHEMAS = {
             optional=("static_scale",),
             kernels="float8",
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
         Schema(
             "quantized_norm",
@@ -244,6 +261,7 @@ SCHEMAS = {
             optional=("static_scale",),
             kernels="float8",
             compute_capability=FLOAT8_FROM,
+            batch_invariant=True,
         ),
     )
 }

@@ -175,10 +175,13 @@ class OnnxRuntimeCuda(Section):
     """``cache``: *paged* runs attention in our own kernels between pieces of the graph, *linear* the graph as a whole.
 
     ``compute_capabilities`` are those the kernels are compiled for; newer GPUs translate those of the lowest.
+    ``batch_invariant``: the target rounds a token the same among any others, so that speculation changes no text
+    (docs/invariance.md).
     """
 
     name: Literal["onnxruntime-cuda"]
     cache: CacheKind = "paged"
+    batch_invariant: bool = False
     compute_capabilities: Annotated[tuple[KernelCapability, ...], Field(strict=False, min_length=1)] = (
         COMPUTE_CAPABILITIES
     )
@@ -296,6 +299,11 @@ class Recipe(Section):
         return self.backend.cache if isinstance(self.backend, OnnxRuntimeCuda) else "linear"
 
     @property
+    def batch_invariant(self) -> bool:
+        """Whether the target rounds a token the same among any others on a GPU."""
+        return isinstance(self.backend, OnnxRuntimeCuda) and self.backend.batch_invariant
+
+    @property
     def prefill_chunk(self) -> int:
         """Prompt tokens per round: the recipe's, else what suits the backend.
 
@@ -339,6 +347,11 @@ class Recipe(Section):
         if tokens is not None and tokens < self.capacity:
             rule = f"limits.cache_tokens must hold one request: length + window + 1 = {quoted(self.capacity)}"
             raise refuse(f"{rule}; got {quoted(tokens)}. Raise it or lower limits.length")
+        if self.batch_invariant and (self.cache == "linear" or self.target.dtype == "float32"):
+            raise refuse(
+                "backend.batch_invariant needs backend.cache 'paged' and target.dtype 'bfloat16' or 'float16', which "
+                f"have such products; got {self.cache!r} and {self.target.dtype!r}. Drop it or change these"
+            )
         narrow = sorted(QUANTIZED.keys() & {self.target.dtype, self.draft_dtype})
         if narrow and self.backend.name != "onnxruntime-cpu":
             raise refuse(

@@ -55,6 +55,7 @@ FACES = {
         "reference.attention:window_attention", "functions.attention:float8_bodies", "kernels.attention:launch"
     ),
     "swiglu": Faces("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
+    "linear": Faces("reference.linear:linear", "functions.linear:bodies", "kernels.linear:launch"),
     "experts": Faces("reference.experts:experts", "functions.experts:bodies", "kernels.experts:launch"),
     "quantize_tokens": Faces(
         "reference.float8:quantize_tokens", "functions.float8:quantize_bodies", "kernels.quantize:launch_tokens"
@@ -96,7 +97,8 @@ def launcher(operator: str, context: Context) -> Launcher:
 
         return partial(cpu.launch, operator, function(operator))
     schema = SCHEMAS[operator]
-    context.module(schema.kernels)  # a refusal now, not in the first round
+    if schema.kernels is not None:
+        context.module(schema.kernels)  # a refusal now, not in the first round
     capability = torch.cuda.get_device_capability(context.device)
     if capability < schema.compute_capability:
         needed, has = (".".join(map(str, each)) for each in (schema.compute_capability, capability))

@@ -34,13 +34,15 @@ class Context:
     """What the launches of one engine share. They must follow one another on one stream.
 
     ``kernels`` is the folder of compiled kernels, which a GPU needs; ``threads`` limits those of a CPU (None: one per
-    core); ``sizes`` are those of the largest call, by symbol, where launches depend on them.
+    core); ``sizes`` are those of the largest call, by symbol, where launches depend on them. ``batch_invariant``: a
+    token is rounded the same whatever else is in a call.
     """
 
     device: torch.device
     kernels: Path | None = None
     threads: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    batch_invariant: bool = False
     _kept: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def keep(self, key: Hashable, make: Callable[[], Made]) -> Made:

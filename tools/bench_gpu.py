@@ -4,6 +4,7 @@
     python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a try
 
     python -m tools.bench_gpu --weights fp8                                      # products in float8, the head's too
+    python -m tools.bench_gpu --batch-invariant                                  # the same bits in any batch
     python -m tools.bench_gpu --kv-dtype float8_e4m3                             # keys and values in float8
     python -m tools.bench_gpu --draft eagle3 --draft-weights fp8                 # another kind of draft
     python -m tools.bench_gpu --family qwen3_moe --size 30b-a3b --layers 12      # experts, in a part of the layers
@@ -95,6 +96,9 @@ def main(
     ] = None,
     draft: Annotated[Kind, typer.Option(help="What drafts.")] = Kind.MODEL,
     weights: Annotated[Stored, typer.Option(help="How the models' products are stored.")] = Stored.WHOLE,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Round a token the same in any batch (backend.batch_invariant).")
+    ] = False,
     draft_weights: Annotated[
         Stored | None, typer.Option(help="The same for a draft of another kind than model. Default: as --weights.")
     ] = None,
@@ -161,8 +165,9 @@ def main(
         def exported() -> Bundle:
             if reuse and (folder / name).is_dir():
                 return Bundle.open(folder / name)
-            sizes = {"batch": slots, "length": length, "chunk": chunk, "window": window}
-            return make_bundle(folder, name, device=device, **sizes, kind=draft, kv_dtype=kv_dtype)
+            given: dict[str, Any] = {"batch": slots, "length": length, "chunk": chunk, "window": window}
+            given |= {"kind": draft, "kv_dtype": kv_dtype, "batch_invariant": batch_invariant}
+            return make_bundle(folder, name, device=device, **given)
 
         bundle = bench.part("bundle", exported)
         options: Any = {"device": device, "profile": True, "synthetic_rule": not own}

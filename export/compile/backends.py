@@ -18,6 +18,7 @@ from tandemrt.export.compile.tensorrt.listeners import Progress
 from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, head_profiles
 from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graph import Graph
+from tandemrt.export.passes.batch_invariant import make_batch_invariant
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.plugins.operators import DOMAIN
@@ -61,7 +62,7 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     Raises InternalError when the graph breaks its contract, BackendUnavailable when the backend cannot build here.
     """
     if is_cut(graph, recipe):
-        return _in_steps(graph, recipe.backend.name, folder)
+        return _in_steps(graph, recipe, folder)
     save_model(graph.make(), folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)
     if isinstance(recipe.backend, TensorRt | TensorRtRtx):
@@ -76,19 +77,29 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     return _entry(graph, graph.file, recipe.backend.name, "cuda")
 
 
-def _in_steps(graph: Graph, backend: str, folder: Path) -> Engine:
+def _in_steps(graph: Graph, recipe: Recipe, folder: Path) -> Engine:
     """Save the pieces of a graph instead of the whole; without operators of the project it is the only piece."""
     model = graph.make()
+    batch_invariant = recipe.batch_invariant and graph.name == "target"  # no text depends on what a draft rounds
+    if batch_invariant:
+        make_batch_invariant(model)
     fuse_transposed_products(model)
     if not any(node.domain == DOMAIN for node in model.graph):
-        return _one_piece(model, graph, backend, folder)
+        return _one_piece(model, graph, recipe.backend.name, folder)
     beside = str(PurePosixPath(graph.file).parent)
     pieces, decoder = cut(model, beside, "" if graph.name in DECODERS else f"{graph.name}.")
     for file, piece in pieces.items():
         save_model(piece, folder / file)
     for each in decoder.pieces:
         onnxruntime.require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
-    return Engine(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
+    return Engine(
+        decoder=decoder,
+        backend=recipe.backend.name,
+        built_for="cuda",
+        dtype=graph.dtype,
+        contract=graph.contract,
+        batch_invariant=batch_invariant,
+    )
 
 
 def _one_piece(model: ir.Model, graph: Graph, backend: str, folder: Path) -> Engine:

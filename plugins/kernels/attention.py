@@ -114,8 +114,7 @@ class AttentionLauncher:
             self._prompts = prompt_calls(runs, sizes, context, workspace)
         if windows:
             rows = Windows(qkv, block_table, write_index, layer, mixed)
-            module = context.module(layer.kernels)
-            self._windows = window_launches(rows, windows // batch, sizes, module, workspace, splits)
+            self._windows = window_launches(rows, windows // batch, sizes, context, workspace, splits)
 
     def run(self) -> None:
         """Enqueue on torch's current stream: prompts before windows, which may stand behind them in the same text."""

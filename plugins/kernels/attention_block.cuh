@@ -35,47 +35,48 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
     range.begin = max(0, first_seen - reach + 1);
     range.end = x.bounded(last_seen + 1);
     range.stored = append ? start : range.end;
-    int skipped = range.begin / KEYS, steps = max(0, (range.end + KEYS - 1) / KEYS - skipped);
-    bool clustered = cluster_size() > 1;  // then all blocks take part to the end
-    int active = clustered ? splits : min(splits, steps);
-    if (split >= active) return;
-    range.first = skipped + steps * split / active;
-    range.last = skipped + steps * (split + 1) / active;
+    // A block takes every `splits`th step, counted from the beginning of the text. So what a row's result is summed up
+    // of, and in which order, depends on its position alone, and not on how many tokens stand behind it in its window.
+    int skipped = range.begin / KEYS, end = (range.end + KEYS - 1) / KEYS;
+    range.first = skipped + (split + splits - skipped % splits) % splits;
+    range.stride = splits;
+    range.count = max(0, (end - range.first + splits - 1) / splits);
+    bool clustered = cluster_size() > 1;
 
-    int block = range.first < range.last ? table[range.first * KEYS / x.block_size] : 0;
-    auto fetch_step = [&](int step) {
-        if (step < range.last) {
-            fetch<T, D>(x, stages + (step - range.first) % STAGES * STAGE, range, step, block, kv_head);
-            if (step + 1 < range.last) block = table[(step + 1) * KEYS / x.block_size];
+    int block = range.count ? table[range.step(0) * KEYS / x.block_size] : 0;
+    auto fetch_step = [&](int i) {
+        if (i < range.count) {
+            fetch<T, D>(x, stages + i % STAGES * STAGE, range, range.step(i), block, kv_head);
+            if (i + 1 < range.count) block = table[range.step(i + 1) * KEYS / x.block_size];
         }
         close_copies();
     };
 #pragma unroll 1
-    for (int i = 0; i < STAGES; ++i) fetch_step(range.first + i);
+    for (int i = 0; i < STAGES; ++i) fetch_step(i);
     NewTokens<T, D> fresh;
-    bool adds = append && range.last * KEYS > range.stored;
+    bool adds = append && range.count && (range.step(range.count - 1) + 1) * KEYS > range.stored;
     if (adds) fresh.load(x, 0, start, row, kv_head);
     queries.prepare(q, x, packed, start);
 
-    int settle = max(range.first, range.last - (STAGES - 1));  // all new keys have their place in memory from here on
+    int settle = max(0, range.count - (STAGES - 1));  // all new keys have their place in memory from here on
     Rows<D> rows;
-    for (int step = range.first; step < range.last; ++step) {
-        if (adds && step == settle) {
+    for (int i = 0; i < range.count; ++i) {
+        if (adds && i == settle) {
             fresh.place(x, stages, range, table, kv_head);
             for (int token = fresh.EACH * WARPS; token < x.query; token += fresh.EACH * WARPS) {
                 fresh.load(x, token, start, row, kv_head);
                 fresh.place(x, stages, range, table, kv_head);
             }
         }
-        if (step == range.first) {
+        if (i == 0) {
             wait_copies<STAGES - 1>();
         } else {
             wait_copies<STAGES - 2>();
         }
         __syncthreads();
-        if (step > range.first) fetch_step(step + STAGES - 1);
-        const u16* keys = stages + (step - range.first) % STAGES * STAGE;
-        int line = warp / TILES * SPAN, position = step * KEYS;
+        if (i > 0) fetch_step(i + STAGES - 1);
+        const u16* keys = stages + i % STAGES * STAGE;
+        int line = warp / TILES * SPAN, position = range.step(i) * KEYS;
         bool masked = position + KEYS - 1 > first_seen || last_seen - position >= reach;
         accumulate<T, D, SPAN>(rows, q, keys, line, Mask{masked, position + line, reach, start, packed, group});
     }
@@ -99,26 +100,26 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
         for (int u = 0; u < UNITS; ++u) {
             int unit = min(first + u * 32 * WARPS, lines * (D / 4) - 1), line = unit / (D / 4);
             sum[u] = sum_of<D, TILES>(sums, line, unit % (D / 4) * 4);
-            if (active == 1) sum[u] = scaled(sum[u], 1 / bounds[line].y);
+            if (splits == 1) sum[u] = scaled(sum[u], 1 / bounds[line].y);
         }
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
             int unit = first + u * 32 * WARPS;
             if (unit >= lines * (D / 4)) break;
-            if (active == 1) {
+            if (splits == 1) {
                 write(unit / (D / 4), unit % (D / 4) * 4, sum[u]);
             } else {
                 *reinterpret_cast<float4*>(row_sums + unit * 4) = sum[u];
             }
         }
     }
-    if (active > 1 && !clustered && threadIdx.x < lines) parts.bounds[mine + threadIdx.x] = bounds[threadIdx.x];
+    if (splits > 1 && !clustered && threadIdx.x < lines) parts.bounds[mine + threadIdx.x] = bounds[threadIdx.x];
     if (clustered) {
         sum_cluster<D>(row_sums, bounds, split, splits, lines, write);
-    } else if (active > 1 && is_last(parts.tickets + ticket, active)) {
+    } else if (splits > 1 && is_last(parts.tickets + ticket, splits)) {
         float* shares = reinterpret_cast<float*>(memory);
-        share_of_splits<ROWS>(shares, parts.bounds + part, active, lines);
-        sum_splits<D, ROWS>(parts.sums + part * D, shares, active, lines, write);
+        share_of_splits<ROWS>(shares, parts.bounds + part, splits, lines);
+        sum_splits<D, ROWS>(parts.sums + part * D, shares, splits, lines, write);
     }
 }
 

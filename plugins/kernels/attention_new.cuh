@@ -37,7 +37,8 @@ struct NewTokens {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             int token = first + i * WARPS, position = range.stored + token, line = position % KEYS;
-            if (position < range.first * KEYS || position >= min(range.end, range.last * KEYS)) continue;
+            int stage = range.index(position / KEYS);
+            if (stage < 0 || position >= range.end) continue;
             Head made = key[i];
             if (x.k_norm) {
                 float norm = norm_of<D>(made, x.epsilon);
@@ -48,7 +49,7 @@ struct NewTokens {
             store_cached<T, D>(x.key_cache + at, made, x.key_scale);
             store_cached<T, D>(x.value_cache + at, value[i], x.value_scale);
             if (lane >= D / 4) continue;
-            u16* keys = stages + (position / KEYS - range.first) % STAGES * 2 * VALUES;
+            u16* keys = stages + stage % STAGES * 2 * VALUES;
             auto place = [&](u16* tile, int column) {
                 return reinterpret_cast<Cached*>(tile + swizzled<W>(line, column / EACH_CHUNK)) + column % EACH_CHUNK;
             };

@@ -14,6 +14,7 @@ MAX_CLUSTER = 8  # blocks that can read each other's shared memory, on every dev
 _WORTHWHILE_SPLITS = 8  # more partial results cost more to sum up than they save, except where keys are many
 _MANY_KEYS = 8192
 _ROWS = (16, 32, 64)  # row tiles the kernels are compiled for
+_LEAST_SPLITS = 2  # where a plan must serve few windows as well as many
 _STAGES = 3  # steps whose keys and values are in shared memory or on their way
 
 
@@ -86,6 +87,29 @@ class Plan:
         return cls._cut(batch, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, splits, cached)
 
     @classmethod
+    def batch_invariant(
+        cls,
+        *,
+        batch: int,
+        query: int,
+        largest_batch: int,
+        largest_query: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        processors: int,
+        clusters: bool,
+        cached: int = 2,
+    ) -> "Plan":
+        """As ``of``, by a cut that is the same for any ``batch`` and ``query`` up to the largest, and any capacity: so
+        a token's result is the same bits in all of these calls, since a block's share of the keys follows from their
+        place in the text alone (attention_block.cuh)."""
+        group = heads // kv_heads
+        rows = next((rows for rows in _ROWS if largest_query * group <= rows), _ROWS[-1])
+        splits = max(_LEAST_SPLITS, min(processors // (largest_batch * kv_heads), _WORTHWHILE_SPLITS))
+        return cls(batch, kv_heads, head_dim, rows, -(-query * group // rows), splits, clusters, cached)
+
+    @classmethod
     def of_runs(
         cls,
         *,
@@ -97,13 +121,14 @@ class Plan:
         capacity: int,
         processors: int,
         clusters: bool = False,
+        splits: int | None = None,
         cached: int = 2,
     ) -> "Plan":
         """``runs`` of prompts that have ``tokens`` tokens together, however these are shared out: each run begins a
         tile. The rest as in ``of``."""
         rows = _ROWS[-1]
         tiles = -(-tokens * (heads // kv_heads) // rows) + runs - 1
-        return cls._cut(1, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, None, cached)
+        return cls._cut(1, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, splits, cached)
 
     @classmethod
     def _cut(

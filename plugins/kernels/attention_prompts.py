@@ -52,7 +52,8 @@ def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Wo
     serves = cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions)
     if not serves or (layer.in_float8 and seen > _MOST_WIDENED):
         factor = 1.0 if queries.dtype == torch.float32 else sizes.score_scale * _LOG2_E
-        attention = RunAttention(prompts, queries, sizes, module, workspace)
+        splits = 1 if context.batch_invariant else None  # so that no row depends on how many there are
+        attention = RunAttention(prompts, queries, sizes, module, workspace, splits)
         return _Preparation(prompts, queries, sizes, module, factor=factor), attention
     lengths = workspace.lengths(runs)
     caches, table, widening = layer.caches, prompts.table, list[Call]()
@@ -135,7 +136,13 @@ class RunAttention:
     """``attend_runs_<dtype>_<D>``, bound. Serves every dtype, head size and length of runs."""
 
     def __init__(
-        self, prompts: Prompts, queries: torch.Tensor, sizes: Sizes, module: KernelModule, workspace: Workspace
+        self,
+        prompts: Prompts,
+        queries: torch.Tensor,
+        sizes: Sizes,
+        module: KernelModule,
+        workspace: Workspace,
+        splits: int | None,
     ) -> None:
         tokens, head_dim = len(prompts.qkv), queries.shape[-1]
         kernel = f"attend_runs_{suffix(queries)}_{head_dim}"
@@ -156,6 +163,7 @@ class RunAttention:
             capacity=prompts.positions,
             processors=module.processors,
             clusters=module.architecture >= HOPPER,
+            splits=splits,
             cached=prompts.layer.key_cache.element_size(),
         )
         parts = workspace.parts(plan)

@@ -27,8 +27,15 @@ __device__ int swizzled(int row, int chunk) {
 
 // Which keys a block works on. Positions below `stored` are in the cache, those up to `end` come from `qkv`.
 struct Range {
-    int first, last;  // steps of KEYS positions, last exclusive
+    int first, stride, count;  // steps of KEYS positions: `count` of them, every `stride`th
     int begin, stored, end;
+
+    __device__ int step(int i) const { return first + i * stride; }
+    // The inverse of `step`, or -1 for a step that is another block's.
+    __device__ int index(int step) const {
+        int i = (step - first) / stride;
+        return step >= first && i < count && first + i * stride == step ? i : -1;
+    }
 };
 
 // A row of the block table. A warp holds the first 32 entries, one per lane, so that asking for one costs no access to

@@ -7,7 +7,8 @@ import torch
 
 from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Workspace
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
-from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, suffix
+from tandemrt.plugins.kernels.module import HOPPER, Launch, suffix
+from tandemrt.plugins.launch import Context
 
 
 @dataclass(frozen=True)
@@ -27,33 +28,22 @@ class Windows:
 
 
 def window_launches(
-    windows: Windows, query: int, sizes: Sizes, module: KernelModule, workspace: Workspace, splits: int | None
+    windows: Windows, query: int, sizes: Sizes, context: Context, workspace: Workspace, splits: int | None
 ) -> tuple[Launch, ...]:
     """Bind windows of ``query`` tokens per row: one launch, or one that writes keys and values and one that attends.
 
     ``splits`` overrides how many blocks share a row's keys.
     """
-    layer, batch = windows.layer, len(windows.index)
+    layer, module = windows.layer, context.module(windows.layer.kernels)
     head_dim = layer.key_cache.shape[-1]
-    plan = Plan.of(
-        batch=batch,
-        query=query,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-        head_dim=head_dim,
-        capacity=windows.table.shape[1] * layer.key_cache.shape[2],
-        processors=module.processors,
-        clusters=module.architecture >= HOPPER,
-        splits=splits,
-        cached=layer.key_cache.element_size(),
-    )
+    plan = _plan(windows, query, sizes, context, splits)
     kind = f"{suffix(windows.qkv)}_{head_dim}"
     scalars = sizes.scalars(query, layer.key_cache, windows.table)
     floats = sizes.floats(sizes.score_scale)
 
     def plainly(name: str, heads: int, *outputs: torch.Tensor) -> Launch:
         """A warp for each token and head."""
-        grid = (-(-query * heads // WARPS), batch, 1)
+        grid = (-(-query * heads // WARPS), len(windows.index), 1)
         return Launch(module.kernel(f"{name}_{kind}"), grid, BLOCK, *windows.inputs, *scalars, *floats, *outputs)
 
     if windows.qkv.dtype == torch.float32:
@@ -78,3 +68,22 @@ def window_launches(
         cluster=plan.cluster,
     )
     return (attend,) if plan.appends else (plainly("append", sizes.kv_heads, *layer.caches), attend)
+
+
+def _plan(windows: Windows, query: int, sizes: Sizes, context: Context, splits: int | None) -> Plan:
+    layer, module = windows.layer, context.module(windows.layer.kernels)
+    given = {
+        "batch": len(windows.index),
+        "query": query,
+        "heads": sizes.heads,
+        "kv_heads": sizes.kv_heads,
+        "head_dim": layer.key_cache.shape[-1],
+        "processors": module.processors,
+        "cached": layer.key_cache.element_size(),
+    }
+    clusters = module.architecture >= HOPPER
+    if context.batch_invariant:
+        largest = {"largest_batch": context.sizes["batch"], "largest_query": context.sizes["window+1"]}
+        return Plan.batch_invariant(**given, **largest, clusters=clusters)
+    capacity = windows.table.shape[1] * layer.key_cache.shape[2]
+    return Plan.of(**given, capacity=capacity, clusters=clusters, splits=splits)

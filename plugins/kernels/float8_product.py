@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tandemrt.plugins.kernels.linear import BatchInvariantProduct
 from tandemrt.plugins.kernels.module import HOPPER, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context, Tensors
 
@@ -23,12 +24,22 @@ _STAGE = 4 * 16 * _THREADS  # bytes of shared memory
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
     """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
-    return FewRows(context, tensors) if _rows(tensors) <= FEW else Product(tensors)
+    few = _rows(tensors) <= FEW and not context.batch_invariant
+    return FewRows(context, tensors) if few else _many_rows(context, tensors)
 
 
 def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
     """As :func:`launch`, with scales."""
-    return FewRows(context, tensors) if _rows(tensors) <= FEW else ScaledProduct(context, tensors)
+    few = _rows(tensors) <= FEW and not context.batch_invariant
+    return FewRows(context, tensors) if few else ScaledProduct(context, tensors)
+
+
+def _many_rows(context: Context, tensors: Tensors) -> Call:
+    if not context.batch_invariant:
+        return Product(tensors)
+    _require_sizes(tensors)
+    weight = tensors["weight"].view(torch.float8_e4m3fn)
+    return BatchInvariantProduct(context, tensors["quantized"], weight, tensors["product"])
 
 
 class FewRows:
@@ -91,7 +102,7 @@ class ScaledProduct:
         kernel = context.module("float8").kernel(f"scale_product_{suffix(product)}")
         grid = (-(-width // (_PER_THREAD * _THREADS)) * (product.numel() // width), 1, 1)  # as swiglu's, for any rows
         self._device = product.device
-        self._product = Product(tensors)
+        self._product = _many_rows(context, tensors)
         self._scale = Launch(kernel, grid, (_THREADS, 1, 1), scales, weight_scales, np.int32(width), product)
 
     def run(self) -> None:

@@ -79,7 +79,8 @@ class Executor:
             pieces = dict(zip((piece.file for piece in steps), pool.map(load, steps), strict=True))
         constants = read_constants(bundle.folder / decoder.constants.file, device) if decoder.constants else {}
         limits = bundle.limits
-        context = Context(device, bundle.kernels_dir, threads, {"query": limits.prefill_chunk})
+        sizes = {"query": limits.prefill_chunk, "batch": limits.batch, "window+1": limits.window + 1}
+        context = Context(device, bundle.kernels_dir, threads, sizes, entry.batch_invariant)
         largest = largest_calls(bundle.draft.kind, limits.batch, limits.window, limits.prefill_chunk)
         return cls(decoder, contract, pieces, constants, context, largest)
 

@@ -136,6 +136,13 @@ def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({"gate_up": values.astype(kind)})
 
 
+def _rows_and_weights(kind: np.dtype[Any]) -> Iterator[Case]:
+    rng = np.random.default_rng(5)
+    for shape, width in (((1, 16), 8), ((2, 3, 72), 24), ((70, 264), 64)):
+        x, weight = rng.normal(size=shape), rng.normal(size=(width, shape[-1])) / shape[-1] ** 0.5
+        yield Case({"x": x.astype(kind), "weight": weight.astype(kind)})
+
+
 def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
     """Few rows and many, one expert that most of them choose, equal logits, and a row of nonsense."""
     rng = np.random.default_rng(8)
@@ -225,6 +232,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "window_attention": _attention,
     "float8_window_attention": _attention_in_float8,
     "swiglu": _gates,
+    "linear": _rows_and_weights,
     "experts": _mixtures,
     "quantize_tokens": _unrounded,
     "scaled_product": _products,

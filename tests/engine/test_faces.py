@@ -18,7 +18,7 @@ each_operator = pytest.mark.parametrize("operator", SCHEMAS)
 
 def test_every_operator_of_the_table_has_its_faces_and_no_other_has() -> None:
     assert list(FACES) == list(SCHEMAS)
-    assert {schema.kernels for schema in SCHEMAS.values()} == set(kernel_names())
+    assert {schema.kernels for schema in SCHEMAS.values() if schema.kernels} == set(kernel_names())
 
 
 @each_operator

@@ -243,6 +243,23 @@ def test_few_rows_of_many_keys_are_shared_by_more_blocks():
     assert [Plan.of(batch=1, capacity=capacity, **sizes).splits for capacity in (320, 4096, 8192)] == [5, 8, 16]
 
 
+@given(
+    slots=st.integers(1, 128),
+    batch=st.integers(1, 128),
+    largest=st.integers(1, 17),
+    query=st.integers(1, 17),
+    group=st.sampled_from([1, 2, 4, 7, 8]),
+)
+def test_a_batch_invariant_plan_cuts_rows_and_keys_alike_for_every_call(slots, batch, largest, query, group):
+    sizes = {"heads": 8 * group, "kv_heads": 8, "head_dim": 128, "processors": PROCESSORS, "clusters": True}
+    sizes |= {"largest_batch": slots, "largest_query": largest}
+    full = Plan.batch_invariant(batch=slots, query=largest, **sizes)
+    plan = Plan.batch_invariant(batch=min(batch, slots), query=min(query, largest), **sizes)
+    assert (plan.rows, plan.splits, plan.clustered) == (full.rows, full.splits, full.clustered)
+    assert plan.tiles * plan.rows >= min(query, largest) * group > (plan.tiles - 1) * plan.rows
+    assert plan.shared <= SHARED
+
+
 @pytest.mark.parametrize(("splits", "cluster"), [(1, 1), (2, 2), (8, 8), (9, 1)])
 def test_blocks_of_one_cluster_need_no_workspace(splits, cluster):
     sizes = {"query": 5, "heads": 32, "kv_heads": 8, "head_dim": 128, "capacity": 2048, "processors": PROCESSORS}

@@ -82,11 +82,15 @@ def make_bundle(
     chunk: int,
     window: int,
     kind: Kind = Kind.MODEL,
+    batch_invariant: bool = False,
     kv_dtype: str | None = None,
 ) -> Bundle:
-    """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``."""
+    """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``; ``batch_invariant`` as in a
+    recipe, for a GPU."""
     cuda = device.startswith("cuda")
     backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
+    if batch_invariant:
+        backend += "\nbatch_invariant = true"
     text = _RECIPE.format(
         folder=folder.resolve(),
         kind=kind.value,

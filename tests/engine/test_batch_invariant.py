@@ -1,0 +1,79 @@
+"""``backend.batch_invariant``: every product of the target is a step, so that what multiplies can be chosen.
+
+That a token's bits are then the same in any call is held where they are made: tests/gpu/test_batch_invariant_gpu.py.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.contract import Contract
+from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.export.passes.batch_invariant import make_batch_invariant
+from tandemrt.runtime.backends.executor import Executor
+from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
+from tests.makers import tiny_checkpoint, write_recipe
+
+TOKENS = [3, 1, 60, 12, 7, 7, 0, 41]
+SIZES = {"vocab_size": 64}  # a multiple of 8, as products by cuBLASLt need
+
+
+def open_product_steps(model: ir.Model, contract: Contract, folder: Path) -> Executor:
+    make_batch_invariant(model)
+    return open_steps(model, contract, folder)
+
+
+@pytest.mark.parametrize("case", ["llama biased with linear scaling", "qwen3 tied with yarn", "qwen2"])
+def test_the_steps_give_the_logits_of_the_checkpoint(tmp_path: Path, case: str) -> None:
+    expected = expected_logits(make_checkpoint(case, tmp_path, sizes=SIZES), TOKENS)
+    decode = Decoder(tmp_path, "paged", 1, open_engine=partial(open_product_steps, folder=tmp_path))
+    torch.testing.assert_close(decode([TOKENS], [0])[0], expected, atol=1e-4, rtol=0)
+
+
+def test_a_product_whose_outputs_are_no_multiple_of_8_is_refused_by_name(tmp_path: Path) -> None:
+    make_checkpoint("qwen2", tmp_path, sizes={"vocab_size": 61})
+    with pytest.raises(BadRecipe, match=r"in multiples of 8; '.*head.*' has \[61, 64\]; drop it"):
+        Decoder(tmp_path, "paged", 1, open_engine=partial(open_product_steps, folder=tmp_path))
+
+
+def test_an_operator_that_nobody_made_batch_invariant_is_refused_by_name(tmp_path: Path) -> None:
+    make_checkpoint("qwen2", tmp_path, sizes=SIZES)
+
+    def with_a_product_of_its_own(model: ir.Model, contract: Contract) -> Executor:
+        step = next(node for node in model.graph if node.op_type == "MatMul")
+        step.op_type = "Gemm"
+        return open_product_steps(model, contract, tmp_path)
+
+    with pytest.raises(BadRecipe, match=r"has no Gemm, which '.*' of the target is; drop it"):
+        Decoder(tmp_path, "paged", 1, open_engine=with_a_product_of_its_own)
+
+
+def test_a_bundle_has_no_product_of_the_target_in_a_piece_and_leaves_the_draft_as_it_is(tmp_path: Path) -> None:
+    sources = [tiny_checkpoint(tmp_path / name, layers=n, head_dim=32) for name, n in (("t", 2), ("d", 1))]
+    backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]\nbatch_invariant = true'
+    recipe = write_recipe(tmp_path / "r.toml", target=sources[0], draft=sources[1], backend=backend, dtype="bfloat16")
+    bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "bundle").folder)
+    target, draft = bundle.engine("target"), bundle.engine("draft")
+    assert (target.batch_invariant, draft.batch_invariant) == (True, False)
+    assert target.decoder is not None
+    layer = ["linear", "window_attention", "linear", "linear", "swiglu", "linear"]
+    assert [step.name for step in target.decoder.operators] == [*2 * layer, "linear"]
+    for piece in target.decoder.pieces:
+        nodes = onnx.load(bundle.folder / piece.file, load_external_data=False).graph.node
+        assert not {"MatMul", "FusedMatMul"} & {node.op_type for node in nodes}
+
+
+@pytest.mark.parametrize(("key", "value"), [("cache", "linear"), ("dtype", "float32")])
+def test_a_recipe_is_refused_where_there_are_no_such_products(tmp_path: Path, key: str, value: str) -> None:
+    given = {"cache": "paged", "dtype": "bfloat16"} | {key: value}
+    backend = f'name = "onnxruntime-cuda"\ncache = "{given["cache"]}"\nbatch_invariant = true'
+    file = write_recipe(tmp_path / "r.toml", target=tmp_path, backend=backend, dtype=given["dtype"])
+    with pytest.raises(BadRecipe, match=rf"backend\.batch_invariant needs .*'{value}'"):
+        Recipe.load(file)

@@ -1,0 +1,126 @@
+"""What ``backend.batch_invariant`` promises on a CUDA device: a token's bits are the same in any call."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandemrt import LLM
+from tandemrt.plugins.kernels import float8_product, linear
+from tandemrt.plugins.kernels.attention import launch
+from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.plugins.launch import Context
+from tandemrt.runtime.caches.kv_cache import no_prompts
+from tests.gpu.here import compute_capabilities
+from tests.gpu.rounds import drive, paged, tiny
+
+FLOAT8 = torch.float8_e4m3fn
+ROWS = (1, 2, 5, 8, 16, 17, 64, 65, 80, 320, 1000)
+MOST = 17  # tokens of the largest window
+HEADS, KV_HEADS, HEAD_DIM = 32, 4, 64
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    folder = tmp_path_factory.mktemp("kernels")
+    compile_kernels(
+        compute_capabilities(), folder, names=["attention", "float8"], dtypes=["bfloat16"], head_dims=[HEAD_DIM]
+    )
+    return Context(torch.device("cuda", 0), folder, sizes={"batch": 9, "window+1": MOST}, batch_invariant=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("width", "inner"), [(24, 64), (512, 4096), (4096, 1040)])
+def test_a_row_of_a_product_has_the_same_bits_among_any_others(
+    context: Context, width: int, inner: int, dtype: torch.dtype
+) -> None:
+    x, weight = random(ROWS[-1], inner).to(dtype), random(width, inner).to(dtype)
+    found = []
+    for rows in ROWS:
+        product = torch.full((rows, width), torch.nan, dtype=dtype, device="cuda")
+        linear.launch({"x": x[:rows], "weight": weight, "product": product}, {}, context).run()
+        found.append(product)
+    assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
+    torch.testing.assert_close(found[-1].double(), x.double() @ weight.double().T, atol=0.02 * inner**0.5, rtol=0.02)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_row_of_a_product_in_float8_has_the_same_bits_among_any_others(context: Context, scaled: bool) -> None:
+    width, inner = 512, 4096
+    x, weight = random(ROWS[-1], inner).to(FLOAT8), random(width, inner).to(FLOAT8)
+    found = []
+    for rows in ROWS:
+        product = torch.full((rows, width), torch.nan, dtype=torch.bfloat16, device="cuda")
+        tensors = {"quantized": x[:rows], "weight": weight.view(torch.uint8), "product": product}
+        scales = {"scales": torch.ones(rows, 1, device="cuda"), "weight_scales": torch.ones(width, device="cuda")}
+        if scaled:
+            float8_product.launch_scaled(tensors | scales, {}, context).run()
+        else:
+            float8_product.launch(tensors, {}, context).run()
+        found.append(product)
+    assert all(torch.equal(each, found[-1][: len(each)]) for each in found)
+
+
+@pytest.mark.parametrize("sliding_window", [0, 100])
+@pytest.mark.parametrize("query", [2, 5, MOST])
+def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
+    context: Context, query: int, sliding_window: int
+) -> None:
+    lengths = torch.tensor([0, 1, 59, 62, 63, 64, 126, 500, 1000], device="cuda")
+    batch, blocks = len(lengths), 20
+    shared = {
+        "cosine": random(blocks * 64, HEAD_DIM // 2).cos(),
+        "sine": random(blocks * 64, HEAD_DIM // 2).sin(),
+        "block_table": 1 + torch.randperm(batch * blocks, device="cuda").to(torch.int32).view(batch, blocks),
+    }
+    caches = [random(1 + batch * blocks, KV_HEADS, 64, HEAD_DIM) for _ in range(2)]
+    qkv = random(batch, query, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+
+    def attend(
+        rows: slice, tokens: slice, index: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
+    ) -> torch.Tensor:
+        part = qkv[rows, tokens]
+        table = shared["block_table"][rows].contiguous()
+        mixed = torch.full(
+            (part.shape[0] * part.shape[1], HEADS * HEAD_DIM), torch.nan, dtype=part.dtype, device="cuda"
+        )
+        tensors = {**shared, "block_table": table, **no_prompts(table), "write_index": index, "mixed": mixed}
+        tensors |= {"qkv": part.flatten(0, 1).contiguous(), "key_cache": key_cache, "value_cache": value_cache}
+        sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "scale": HEAD_DIM**-0.5, "sliding_window": sliding_window}
+        launch(tensors, sizes, context).run()
+        return mixed.view(*part.shape[:2], -1)
+
+    everybody, all_tokens = slice(None), slice(None)
+    at_once, one_by_one, alone = ([cache.clone() for cache in caches] for _ in range(3))
+    windows = attend(everybody, all_tokens, lengths, *at_once)
+    singles = [attend(everybody, slice(j, j + 1), lengths + j, *one_by_one) for j in range(query)]
+    assert torch.equal(windows, torch.cat(singles, dim=1))
+    assert all(torch.equal(one, other) for one, other in zip(at_once, one_by_one, strict=True))
+    for row in (3, 8):
+        found = attend(slice(row, row + 1), all_tokens, lengths[row : row + 1], *alone)
+        assert torch.equal(found[0], windows[row])
+
+
+TEXTS = [
+    (f"row {i} " + "the " * (i % 7), {"temperature": 0.3 * (i % 4), "seed": i, "max_tokens": 40, "ignore_eos": True})
+    for i in range(12)
+]
+
+
+def test_speculation_and_batch_mates_change_no_text(tmp_path: Path) -> None:
+    """Of random models, whose laws are nearly flat: more texts than slots, and each of them alone."""
+    bundle = tiny(tmp_path / "tiny", backend=paged() + "\nbatch_invariant = true", dtype="bfloat16")
+    found = []
+    for window in (0, 4, 2):
+        with LLM(bundle, window=window) as llm:
+            found.append([output.token_ids for output in drive(llm, TEXTS)])
+            if window:
+                found.append([drive(llm, [each])[0].token_ids for each in TEXTS])
+    assert all(texts == found[0] for texts in found)
+
+
+def random(*shape: int) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator, device="cuda").to(torch.bfloat16)
