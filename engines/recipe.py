@@ -23,7 +23,7 @@ from pydantic import (
 from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.drafts import DRAFTS
-from tandemrt.engines.dtypes import QUANTIZED
+from tandemrt.engines.dtypes import BITS, computed_in
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabilities
@@ -257,14 +257,18 @@ class Recipe(Section):
             raise BadRecipe(f"{where} names a checkpoint that is not there. {fix}\n" + "\n".join(lines))
 
     @property
-    def draft_dtype(self) -> Dtype | None:
+    def draft_dtype(self) -> str | None:
         """The dtype of a draft model: its own, else the target's; of a head what the target computes in.
 
         None when neither drafts.
         """
         if isinstance(self.draft, HeadDraft):
-            return "float32" if self.target.dtype in QUANTIZED else self.target.dtype
+            return self.computed_in(self.target.dtype)
         return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft | PardDraft) else None
+
+    def computed_in(self, dtype: str) -> str:
+        """What a decoder of ``dtype`` computes in on the recipe's backend."""
+        return computed_in(dtype, paged=self.cache == "paged")
 
     @property
     def capacity(self) -> int:
@@ -320,12 +324,13 @@ class Recipe(Section):
         if tokens is not None and tokens < self.capacity:
             rule = f"limits.cache_tokens must hold one request: length + window + 1 = {quoted(self.capacity)}"
             raise refuse(f"{rule}; got {quoted(tokens)}. Raise it or lower limits.length")
-        narrow = sorted(QUANTIZED.keys() & {self.target.dtype, self.draft_dtype})
-        if narrow and self.backend.name != "onnxruntime-cpu":
+        narrow = BITS.keys() & {self.target.dtype, self.draft_dtype}
+        without = sorted(narrow - {"int4"} if self.cache == "paged" else narrow)
+        if without and self.backend.name != "onnxruntime-cpu":
             raise refuse(
-                "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu', which alone has "
-                f"products with such weights; got {quoted(narrow[0])} for {self.backend.name!r}. Choose another dtype "
-                "or backend"
+                "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu', or "
+                f"'onnxruntime-cuda' with cache = 'paged', which has 'int4'; got {quoted(without[0])} for "
+                f"{self.backend.name!r} with a {self.cache} cache. Choose another dtype or backend"
             )
         if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
             raise refuse(

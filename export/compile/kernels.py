@@ -8,12 +8,12 @@ from tandemrt.engines.bundle import KERNELS
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, capabilities_for
 from tandemrt.engines.operators import HEADS, SCHEMAS
 from tandemrt.engines.recipe import Recipe
-from tandemrt.export.model.graphs import Models
+from tandemrt.export.model.graphs import Model, Models
 from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
 # What takes the place of the engines without weights; the other kernels stand between the pieces of a decoder.
 _OF_HEADS = {SCHEMAS[operator].kernels for operator in HEADS.values()}
-_OF_FLOAT8 = {SCHEMAS["scaled_product"].kernels}
+_OF_FLOAT8, _OF_INT4 = SCHEMAS["scaled_product"].kernels, SCHEMAS["int4_product"].kernels
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,19 @@ class KernelFile:
 def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[KernelFile]:
     """Yield every kernel file of a bundle whose decoders are ``built_for`` these GPUs (engines/gpus.py).
 
-    A paged cache needs all of them, those of products in float8 only where weights come so; any other bundle for a
-    GPU those that take the place of the engines without weights. A GPU older than the kernels has none and runs the
-    graphs of these engines.
+    A paged cache needs all of them, those of products with narrow weights only where there are such; any other bundle
+    for a GPU those that take the place of the engines without weights. A GPU older than the kernels has none and runs
+    the graphs of these engines.
     """
     capabilities = recipe.kernel_capabilities or capabilities_for(built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
     head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
-    float8 = any(model.quantization is not None for model in models)
+    wanted = {
+        _OF_FLOAT8: any(isinstance(model, Model) and model.float8_products for model in models),
+        _OF_INT4: any(isinstance(model, Model) and model.int4_products for model in models),
+    }
     for name in kernel_names() if capabilities else ():
-        if name in _OF_FLOAT8 and not float8:
+        if not wanted.get(name, True):
             continue
         if recipe.cache == "paged" or name in _OF_HEADS:
             yield KernelFile(

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.dtypes import QUANTIZED
+from tandemrt.engines.dtypes import BITS
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.gpus import FLOAT8_FROM
 from tandemrt.engines.manifest import EngineName
@@ -39,7 +39,9 @@ class Model:
     """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe.
 
     ``source`` is the checkpoint as the recipe names it, ``checkpoint`` what the graph points into: the same, or what
-    was made of it (``packed``). ``by_channel``: products in float8 take a scale per output, none of blocks.
+    was made of it (``packed``). ``compute`` is the dtype that the engine computes in, ``dtype`` the recipe's.
+    ``by_operators``: products with narrow weights are operators of the project, which in float8 take a scale per
+    output, none of blocks.
     """
 
     role: EngineName
@@ -48,25 +50,37 @@ class Model:
     spec: ModelSpec
     vocabulary: CheckpointTokenizer
     dtype: str
-    by_channel: bool = False
+    compute: str
+    by_operators: bool = False
 
     @property
-    def compute(self) -> str:
-        """The dtype that the engine computes in."""
-        return QUANTIZED.get(self.dtype, self.dtype)
+    def tiles(self) -> str | None:
+        """The dtype of the scales of weights in 4 bits for products on a GPU; None: they are for a CPU."""
+        return self.compute if self.by_operators else None
 
     @property
     def packed(self) -> bool:
         """Whether a build writes the weights anew: in other integers, in another order of those they come in, or with
         a scale per output instead of blocks."""
         found = self.quantization
-        return self.dtype in QUANTIZED or (found is not None and (found.comes_packed or self.blocks_become_channels))
+        return self.dtype in BITS or (found is not None and (found.comes_packed or self.blocks_become_channels))
 
     @property
     def blocks_become_channels(self) -> bool:
         """Whether weights come with scales of blocks, and products take none."""
         found = self.quantization
-        return self.by_channel and found is not None and found.comes_in_blocks
+        return self.by_operators and self.dtype not in BITS and found is not None and found.comes_in_blocks
+
+    @property
+    def float8_products(self) -> bool:
+        """Whether some products are in float8: what weights come in, unless they are rounded anew."""
+        return self.dtype not in BITS and self.quantization is not None and self.quantization.has_float8
+
+    @property
+    def int4_products(self) -> bool:
+        """Whether some products on a GPU are by weights in 4 bits."""
+        found = self.quantization
+        return self.by_operators and (self.dtype == "int4" or (found is not None and found.comes_packed))
 
     @property
     def quantization(self) -> Quantization | None:
@@ -74,12 +88,12 @@ class Model:
         return read_quantization(self.source.config, self.source.folder)
 
     @classmethod
-    def open(cls, role: EngineName, section: Target | ModelDraft | PardDraft, dtype: str, *, length: int) -> "Model":
-        """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if ``length`` is too long.
+    def open(cls, role: EngineName, section: Target | ModelDraft | PardDraft, dtype: str, recipe: Recipe) -> "Model":
+        """Read the checkpoint of a section of ``recipe``. Raises BadCheckpoint, or BadRecipe if its texts are too long.
 
         A draft may be made for shorter texts: behind its own length it does not draft.
         """
-        folder = section.checkpoint
+        folder, length = section.checkpoint, recipe.limits.length
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields, length=length)
         vocabulary = CheckpointTokenizer.open(folder)
@@ -89,7 +103,8 @@ class Model:
         if length > spec.max_length and role == "target":
             rule = f"limits.length must not exceed the length that the target's config.json gives, {spec.max_length}"
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
-        return cls(role, checkpoint, checkpoint, spec, vocabulary, dtype)
+        by_operators = STRATEGIES[attention_of(recipe)].scaled_products
+        return cls(role, checkpoint, checkpoint, spec, vocabulary, dtype, recipe.computed_in(dtype), by_operators)
 
     def spec_json(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
@@ -102,9 +117,7 @@ Models = tuple[Model] | tuple[Model, Draft]  # the target, then what drafts, if 
 
 def open_models(recipe: Recipe) -> Models:
     """Open the target and, if a model or a head drafts, the draft; check that they fit each other. Raises BadRecipe."""
-    by_channel = STRATEGIES[attention_of(recipe)].scaled_products
-    target = Model.open("target", recipe.target, recipe.target.dtype, length=recipe.limits.length)
-    target = replace(target, by_channel=by_channel)
+    target = Model.open("target", recipe.target, recipe.target.dtype, recipe)
     _require_products(target, recipe)
     _require_support(target, recipe)
     if isinstance(recipe.draft, HeadDraft):
@@ -117,8 +130,7 @@ def open_models(recipe: Recipe) -> Models:
     if not isinstance(recipe.draft, ModelDraft | PardDraft):
         return (target,)
     dtype = recipe.draft.dtype or recipe.target.dtype
-    draft = Model.open("draft", recipe.draft, dtype, length=recipe.limits.length)
-    draft = replace(draft, by_channel=by_channel)
+    draft = Model.open("draft", recipe.draft, dtype, recipe)
     _require_products(draft, recipe)
     _require_support(draft, recipe)
     if draft.spec.vocab < target.vocabulary.size:  # what is wider than a tokenizer is padding
@@ -190,12 +202,21 @@ def _require_scaled_products(what: str, model: Draft, found: Quantization, recip
     """Raise BadRecipe unless a GPU has products for what is ``found`` of a checkpoint."""
     if isinstance(model, DraftHead):
         raise BadRecipe(f"{what} cannot be a draft head on a GPU yet; choose one that is not quantized")
+    if model.dtype in BITS and not found.comes_packed:
+        return  # they are rounded anew
     if why := without_scaled_products(found):
         raise BadRecipe(
             f"{what} has {why}, for which backend.name 'onnxruntime-cuda' has no products yet; choose "
-            "'onnxruntime-cpu', or weights in float8 with a scale per channel or tensor and inputs with scales per "
-            "token or static ones"
+            "'onnxruntime-cpu', or weights in 4 bits, or in float8 with a scale per channel or tensor and inputs with "
+            "scales per token or static ones"
         )
+    if found.comes_packed and model.compute == "float32":
+        raise BadRecipe(
+            f"{what} in 4 bits needs {model.role}.dtype 'bfloat16' or 'float16' on a GPU, in which its products are "
+            "computed; got 'float32'"
+        )
+    if not model.float8_products:
+        return
     if model.compute == "float16":
         raise BadRecipe(
             f"{what} needs {model.role}.dtype 'bfloat16' on a GPU: sums of products in float8 are too large for "

@@ -95,12 +95,20 @@ class Weights:
 
     def form(self, name: str) -> Form | None:
         """The integers in which export/quantize/ wrote the weight ``name``; None: it did not."""
+        tensors = self.checkpoint.tensors
         for bits in (8, 4):
-            integers = self.checkpoint.tensors.get(stored_as(name, bits, "integers"))
-            if integers is not None:
-                zeros = stored_as(name, bits, "zeros") in self.checkpoint.tensors
+            zeros = stored_as(name, bits, "zeros") in tensors
+            if (integers := tensors.get(stored_as(name, bits, "integers"))) is not None:
                 return Form(bits, integers.shape[-1] * 8 // bits, zeros)
+            if (tiles := tensors.get(stored_as(name, bits, "tiles"))) is not None:
+                scales = tensors[stored_as(name, bits, "scales")]
+                return Form(bits, tiles.shape[-1] * 8 // bits // scales.shape[-1], zeros, scales.dtype)
         return None
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether some weights are written for the operator int4_product."""
+        return any(name.endswith(stored_as("", 4, "tiles")) for name in self.checkpoint.tensors)
 
     def blocks(self, names: Sequence[str], rows: Sequence[int], inner: int, form: Form) -> tuple[ir.Value, ...]:
         """Weights [rows_i, inner] of one form as one: integers, scales and, if it has any, zero points."""

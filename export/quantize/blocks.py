@@ -1,15 +1,18 @@
 """A matrix as integers of 8 or 4 bits with a scale for every block of one row: the format of onnxruntime's MatMulNBits.
 
 A value is (integer - zero point) * scale; without zero points the middle of the range is zero. Two integers of 4 bits
-are a byte, the first one in its low half.
+are a byte, the first one in its low half. Products on a GPU take them in another order (plugins/reference/int4.py).
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from tandemrt.plugins.reference.int4 import CHUNK, in_tiles
 
 BLOCK = 32  # values per scale: as fast as wider blocks (docs/benchmarks.md), and the most exact
 _AT_ONCE = 1 << 22  # values that are quantized together, which bounds the memory that takes
@@ -18,19 +21,36 @@ _SHRUNK = np.linspace(1.0, 0.7, 13, dtype=np.float32)  # of a block's range, tri
 
 @dataclass(frozen=True)
 class Form:
-    """How the weight of a product is held: ``bits`` per value, ``block`` values per scale, whether with ``zeros``."""
+    """How the weight of a product is held: ``bits`` per value, ``block`` values per scale, whether with ``zeros``.
+
+    ``tiles``: as the operator int4_product takes it, with scales in this dtype; None: as MatMulNBits does, in float32.
+    """
 
     bits: int
     block: int
     zeros: bool = False
+    tiles: str | None = None
+
+    @property
+    def scales(self) -> str:
+        """The dtype of the scales."""
+        return self.tiles or "float32"
+
+    def padded(self, inner: int) -> int:
+        """The inputs that are held: whole blocks, of tiles whole chunks."""
+        step = CHUNK if self.tiles else self.block
+        return -(-inner // step) * step
 
     def shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """dtype and shape of what holds a matrix [rows, inner]: its integers, scales and zero points."""
-        count = -(-inner // self.block)  # the last block may be padded
-        found: dict[str, tuple[str, tuple[int, ...]]] = {
-            "integers": ("uint8", (rows, count, self.block * self.bits // 8)),
-            "scales": ("float32", (rows, count)),
-        }
+        padded = self.padded(inner)
+        count, size = padded // self.block, padded * self.bits // 8
+        found: dict[str, tuple[str, tuple[int, ...]]] = (
+            {"tiles": ("uint8", (rows, size))}
+            if self.tiles
+            else {"integers": ("uint8", (rows, count, self.block * self.bits // 8))}
+        )
+        found["scales"] = (self.scales, (rows, count))
         return found | ({"zeros": ("uint8", (rows, -(-count * self.bits // 8)))} if self.zeros else {})
 
 
@@ -54,13 +74,23 @@ class Blocks:
         return matrix
 
     def stored(self) -> dict[str, npt.NDArray]:
-        """What is written: ``integers``, ``scales`` and ``zeros`` as Form.shapes says."""
-        halves = self.form.bits == 4
-        found: dict[str, npt.NDArray] = {"integers": nibbles(self.integers) if halves else self.integers}
-        found["scales"] = self.scales
-        if self.zeros is not None:
-            found["zeros"] = nibbles(self.zeros) if halves else self.zeros
-        return found
+        """What is written, by the names of Form.shapes."""
+        packed = nibbles if self.form.bits == 4 else np.asarray
+        shapes = self.form.shapes(len(self.integers), self.inner)
+        more = shapes["scales"][1][1] - self.integers.shape[1]  # blocks that pad the last chunk of tiles
+
+        def wide(values: npt.NDArray) -> npt.NDArray:
+            return np.pad(values, [(0, 0), (0, more)] + [(0, 0)] * (values.ndim - 2)) if more else values
+
+        integers = packed(wide(self.integers))
+        tiles = {"tiles": in_tiles(integers.reshape(len(integers), -1))} if self.form.tiles else {"integers": integers}
+        found: dict[str, npt.NDArray] = {**tiles, "scales": wide(self.scales).astype(numbers_of(self.form.scales))}
+        return found if self.zeros is None else found | {"zeros": packed(wide(self.zeros))}
+
+
+def numbers_of(dtype: str) -> np.dtype:
+    """What numpy calls a dtype of the project."""
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
 def quantize(matrix: npt.NDArray[np.float32], form: Form, scales_in: npt.DTypeLike = np.float32) -> Blocks:

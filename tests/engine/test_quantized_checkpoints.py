@@ -291,7 +291,7 @@ RTX = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.9", "12.0"]'
 @pytest.mark.parametrize(
     ("case", "backend", "message"),
     [
-        (INT4["gptq_v2, zero points"], CUDA, r"\(gptq\) has weights of 4 bits, for which .*'onnxruntime-cuda'"),
+        (INT4["gptq_v2, zero points"], CUDA + '\ncache = "linear"', r"\(gptq\) needs .*with cache = 'paged'; got"),
         (
             FLOAT8["compressed-tensors, channel, inputs whole"],
             CUDA,

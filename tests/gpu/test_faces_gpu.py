@@ -26,6 +26,8 @@ PRODUCTS = ("float8_product", "scaled_product")  # their sums are too large for 
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("operator", [name for name, faces in FACES.items() if faces.cuda])
 def test_the_kernels_equal_the_definition(operator: str, dtype: str, context: Context) -> None:
+    if operator == "int4_product" and dtype == "float32":
+        pytest.skip("products in 4 bits are computed in bfloat16 and float16")
     for case in cases(operator, dtype):
         if operator not in PRODUCTS:
             hold(operator, case, context)
