@@ -6,6 +6,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.read.checkpoint import read_header
+from tools.narrow_weights import Stored
 from tools.random_checkpoint import Dtype, Size
 from tools.random_pair import write_pair
 
@@ -34,9 +35,9 @@ prefill_chunk = {chunk}
 
 
 def make_models(
-    folder: Path, size: Size, *, device: str, acceptance: float, temperature: float, window: int, float8: bool
+    folder: Path, size: Size, *, device: str, acceptance: float, temperature: float, window: int, stored: Stored
 ) -> None:
-    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``float8``: products so."""
+    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``stored``: products."""
     write_pair(
         folder,
         size,
@@ -45,7 +46,7 @@ def make_models(
         acceptance=acceptance,
         temperature=temperature,
         window=window,
-        float8=float8,
+        stored=stored,
     )
 
 
