@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 CHUNK = 128  # inputs of an output that lie together, in four runs of 32
+_PAIRS = np.array([byte & 15 | byte >> 4 << 8 for byte in range(256)], "<u2")  # a byte's two integers, a byte each
 _MIDDLE = 8  # the zero point of weights without zero points
 _ORDER = (4, 4, 4)  # of a chunk: runs of inputs, words of a run, bytes of a word (two inputs each, the low half first)
 
@@ -35,7 +36,7 @@ def int4_product(x: np.ndarray, weight: np.ndarray, scales: np.ndarray, zeros: n
 
 def halves(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The integers of 4 bits of uint8 [..., bytes], one to a byte: [..., 2 * bytes]."""
-    found: npt.NDArray[np.uint8] = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+    found: npt.NDArray[np.uint8] = _PAIRS[packed].view(np.uint8)
     return found
 
 
