@@ -1,5 +1,7 @@
 """From a bundle to a loop: engines opened, buffers and caches allocated, a drafter chosen."""
 
+from dataclasses import replace
+
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.calls import largest_prompts, most_query, slack
 from tandemrt.engines.contract import Contract
@@ -20,6 +22,7 @@ from tandemrt.runtime.drafters.ngram import NgramDrafter
 from tandemrt.runtime.drafters.none import NoDrafter
 from tandemrt.runtime.drafters.parallel import ParallelDrafter
 from tandemrt.runtime.drafters.parallel_head import ParallelHeadDrafter
+from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.memory import require_memory
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -135,33 +138,23 @@ def _drafter(
         assert draft.ngram_max is not None
         return NgramDrafter(buffers, window=window, shortest=draft.ngram_min, longest=draft.ngram_max)
     kv = make_cache(engines["draft"].contract, limits.batch, room, engines["draft"].device)
-    sizes = {"slots": limits.batch, "window": window}
+    resources = DraftResources(engines, buffers, state, kv, graphs, runs, slots=limits.batch, window=window)
+    mask, chunk = draft.mask_token, limits.prefill_chunk
     if draft.kind == "dflash":
-        assert draft.mask_token is not None
+        assert mask is not None
         assert draft.block is not None
-        sizes |= {"mask_token": draft.mask_token, "block": draft.block}
-        return BlockDrafter(engines, buffers, state, kv, graphs, runs, **sizes)
+        return BlockDrafter(resources, mask_token=mask, block=draft.block)
     if draft.kind in ("eagle3", "mtp", "peagle"):
-        own = (engines, buffers, state, kv, graphs, _runs(bundle, room))
-        sizes |= {"chunk": limits.prefill_chunk, "query": most_query(draft.kind, window)}
-        if draft.mask_token is not None:
-            return ParallelHeadDrafter(*own, mask_token=draft.mask_token, **sizes)
-        return HeadDrafter(*own, **sizes)
-    sizes["reach"] = bundle.manifest.specs["draft"]["max_length"]
+        resources = replace(resources, runs=_runs(bundle, room))  # of pairs, a token further than the target's
+        query = most_query(draft.kind, window)
+        if mask is not None:
+            return ParallelHeadDrafter(resources, mask_token=mask, query=query, chunk=chunk)
+        return HeadDrafter(resources, query=query, chunk=chunk)
+    reach = bundle.manifest.specs["draft"]["max_length"]
     if draft.kind == "pard":
-        assert draft.mask_token is not None
-        return ParallelDrafter(engines, buffers, state, kv, graphs, runs, mask_token=draft.mask_token, **sizes)
-    sizes["chunk"] = limits.prefill_chunk
-    return ModelDrafter(
-        engines,
-        buffers,
-        state,
-        kv,
-        graphs,
-        runs,
-        _runs(bundle, room),
-        **sizes,
-    )
+        assert mask is not None
+        return ParallelDrafter(resources, mask_token=mask, reach=reach)
+    return ModelDrafter(resources, missed=_runs(bundle, room), chunk=chunk, reach=reach)
 
 
 def _features(target: Contract) -> int:

@@ -4,6 +4,7 @@ Each temperature's prompts run in one batch, three ways: drafts drawn to the tar
 probabilities (the rejection rule), and greedy under the rejection rule, which knows no probabilities then.
 """
 
+import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,29 +26,44 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def main(
-    bundle: Annotated[Path, typer.Argument(help="A bundle of the demo with a draft model.")],
-    count: Annotated[int, typer.Option(min=1, help="Held-out sentences")] = 16,
+    bundle: Annotated[Path, typer.Argument(help="A bundle with a draft.")],
+    prompts: Annotated[
+        Path | None, typer.Option(help='JSON lines with "messages"; else held-out sentences of the demo')
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Prompts")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each text")] = 100,
+    temperature: Annotated[
+        list[float] | None, typer.Option(min=0, help="One of those to measure; may be given several times")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each engine")] = 1,
 ) -> None:
     """Print acceptance length and acceptance per position."""
+    chats = _chats(prompts, count)
     table = Table(title="Acceptance length, its standard error, and acceptance per position", show_edge=False)
     for heading in ("temperature", *WAYS):
         table.add_column(heading, justify="right")
-    with LLM(bundle, threads=1) as llm:
-        for temperature in track(TEMPERATURES, description="temperatures"):
-            table.add_row(
-                f"{temperature:g}", *(_figures(llm, temperature, count, tokens, way) for way in WAYS.values())
-            )
-    Console(width=140).print(table)
+    with LLM(bundle, threads=threads) as llm:
+        for each in track(temperature or TEMPERATURES, description="temperatures"):
+            table.add_row(f"{each:g}", *(_figures(llm, each, chats, tokens, way) for way in WAYS.values()))
+    Console(width=200).print(table)
 
 
-def _figures(llm: LLM, temperature: float, count: int, tokens: int, way: dict[str, Any]) -> str:
+def _chats(prompts: Path | None, count: int) -> list[list[dict[str, str]]]:
+    if prompts is None:
+        return [example.prompt_messages() for example in held_out(count)]
+    lines = prompts.read_text(encoding="utf-8").splitlines()
+    if len(lines) < count:
+        raise typer.BadParameter(f"{prompts} should have {count} lines, it has {len(lines)}", param_hint="--prompts")
+    return [json.loads(line)["messages"] for line in lines[:count]]
+
+
+def _figures(llm: LLM, temperature: float, chats: list[list[dict[str, str]]], tokens: int, way: dict[str, Any]) -> str:
     before = llm.metrics.copy()
     params = [
         SamplingParams(temperature=temperature, seed=seed, max_tokens=tokens, ignore_eos=True, **way)
-        for seed in range(count)
+        for seed in range(len(chats))
     ]
-    outputs = llm.generate([example.prompt_messages() for example in held_out(count)], params)
+    outputs = llm.generate(chats, params)
     spent = llm.metrics.since(before)
     lengths = [
         n for output in outputs for n, times in enumerate(output.speculation.acceptance_histogram) for _ in range(times)

@@ -4,7 +4,11 @@
     python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a try
 
     python -m tools.bench_gpu --weights fp8                 # products in float8, or int4: 4 bits, the head's too
+    python -m tools.bench_gpu --draft eagle3                                     # another kind of draft
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # the parts about prompts alone
+
+A draft of another kind than ``model`` has random weights too, at the shape of published ones (tools/random_drafts.py),
+and is accepted by the rule synthetic, --acceptance tokens a round.
 
 Prints as it goes: milliseconds per round by piece of the device's work, the target against its memory floor, tokens/s,
 acceptance and speed-up for every batch; then a JSON grammar, a thinking budget and a seed on every request against
@@ -32,13 +36,14 @@ from tandemrt import LLM
 from tandemrt.engines.bundle import Bundle
 from tools.gpu import requests
 from tools.gpu.burst import Burst, Measured
-from tools.gpu.models import floor_ms, make_bundle, make_models
+from tools.gpu.models import floor_ms, make_bundle, make_draft, make_models
 from tools.gpu.prompt_parts import PromptParts, numbers
 from tools.gpu.table import markdown
 from tools.gpu.ties import parted
 from tools.gpu.trace import traced
 from tools.narrow_weights import Stored
 from tools.random_checkpoint import Size
+from tools.random_drafts import Kind
 
 console = Console(width=160, soft_wrap=True, highlight=False)
 WARM = 32  # tokens of every request before anything is measured
@@ -76,6 +81,7 @@ def main(
     models: Annotated[
         Path | None, typer.Option(help="Folder for the models; those it holds are used. Default: a temporary one.")
     ] = None,
+    draft: Annotated[Kind, typer.Option(help="What drafts.")] = Kind.MODEL,
     weights: Annotated[Stored, typer.Option(help="How the models' products are stored.")] = Stored.WHOLE,
     reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
     batch_sizes: Annotated[
@@ -87,7 +93,7 @@ def main(
     length: Annotated[int, typer.Option(help="The engine's length, prompt and output.", min=16)] = 2048,
     chunk: Annotated[int, typer.Option(help="Prompt tokens that a round takes in.", min=1)] = 2048,
     temperature: Annotated[float, typer.Option(help="Of every request.", min=0.01)] = 0.7,
-    acceptance: Annotated[float, typer.Option(help="Tokens per round that the models are tuned for.")] = 3.0,
+    acceptance: Annotated[float, typer.Option(help="Tokens per round, by how models are tuned or by the rule.")] = 3.0,
     constrained: Annotated[int, typer.Option(help="Requests of the constrained part; 0 leaves it out.", min=0)] = 16,
     pairs: Annotated[int, typer.Option(help="Runs each way of the constrained part.", min=1)] = 3,
     texts: Annotated[
@@ -109,6 +115,8 @@ def main(
 ) -> None:
     """Make the models and the bundle, open it once, measure every line."""
     bench, wanted, at_once = Bench(out), numbers(batch_sizes), numbers(prompts)
+    own = draft is Kind.MODEL  # a draft that agrees with its target by itself
+    name = "bundle" if own else f"bundle-{draft}"
     slots = max(*wanted, constrained, *at_once, 2 * arrivals, 1)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
@@ -120,33 +128,37 @@ def main(
                     folder,
                     size,
                     device=device,
-                    acceptance=acceptance,
+                    acceptance=acceptance if own else None,
                     temperature=temperature,
                     window=window,
                     stored=weights,
                 )
 
             bench.part("models", models_of_size)
+        bench.part("draft", partial(make_draft, folder, draft, device=device))
+        if device.startswith("cuda"):
             torch.cuda.empty_cache()  # the weights lie in files now
 
         def exported() -> Bundle:
-            if reuse and (folder / "bundle").is_dir():
-                return Bundle.open(folder / "bundle")
-            return make_bundle(folder, "bundle", device=device, batch=slots, length=length, chunk=chunk, window=window)
+            if reuse and (folder / name).is_dir():
+                return Bundle.open(folder / name)
+            sizes = {"batch": slots, "length": length, "chunk": chunk, "window": window}
+            return make_bundle(folder, name, device=device, **sizes, kind=draft)
 
         bundle = bench.part("bundle", exported)
-        llm = bundle and bench.part("open", lambda: LLM(bundle.folder, device=device, profile=True))
+        options: Any = {"device": device, "profile": True, "synthetic_rule": not own}
+        llm = bundle and bench.part("open", lambda: LLM(bundle.folder, **options))
         if llm is None:
             raise typer.Exit(1)
         with llm:
-            lines = Lines(llm, bundle, prompt, tokens, temperature)
+            lines = Lines(llm, bundle, prompt, tokens, temperature, None if own else acceptance)
             batches = {batch: bench.part(f"batch {batch}", partial(lines.both, batch, window)) for batch in wanted}
             if constrained:
                 bench.part("constrained", partial(lines.constrained, constrained, window, pairs))
-            if texts:
+            if texts and own:  # the rule synthetic changes texts
                 bench.part("ties", partial(lines.ties, texts, window))
             if trace and device.startswith("cuda"):
-                for batch in sorted({min(16, slots), slots}):
+                for batch in sorted({1, min(16, slots), slots}):
                     bench.part(f"trace {batch}", partial(lines.trace, batch, window))
             parts = PromptParts(console, llm, bundle, tokens=prompt, temperature=temperature, window=window)
             if at_once:
@@ -180,12 +192,15 @@ def long_prompt(folder: Path, device: str, tokens: int, chunk: int, temperature:
 class Lines:
     """The lines of the report, all measured on one opened bundle."""
 
-    def __init__(self, llm: LLM, bundle: Bundle, prompt: int, tokens: int, temperature: float) -> None:
+    def __init__(
+        self, llm: LLM, bundle: Bundle, prompt: int, tokens: int, temperature: float, accepted: float | None
+    ) -> None:
         self._llm = llm
         self._bundle = bundle
         self._prompt = prompt
         self._tokens = tokens
         self._temperature = temperature
+        self._accepted = accepted
 
     def both(self, batch: int, window: int) -> dict[str, Any]:
         """One batch size without and with speculation."""
@@ -232,7 +247,7 @@ class Lines:
         """The GPU's own records of a third of a second of rounds."""
         burst = Burst(self._llm, WARM, 2 * self._tokens)
         texts = requests.prompts(self._bundle, batch, self._prompt)
-        params = requests.plain(self._bundle, batch, self._prompt, self._temperature, window)
+        params = requests.plain(self._bundle, batch, self._prompt, self._temperature, window, self._accepted)
         runner = threading.Thread(target=burst.run, args=(texts, params))
         runner.start()
         burst.started.wait(60)
@@ -254,7 +269,7 @@ class Lines:
         return self._llm.metrics.rounds - before
 
     def _line(self, batch: int, window: int) -> dict[str, Any]:
-        params = requests.plain(self._bundle, batch, self._prompt, self._temperature, window)
+        params = requests.plain(self._bundle, batch, self._prompt, self._temperature, window, self._accepted)
         measured = Burst(self._llm, WARM, self._tokens).run(requests.prompts(self._bundle, batch, self._prompt), params)
         floor = floor_ms(self._bundle, batch, measured.context)
         self._print(f"window {window}", batch, measured, floor)

@@ -51,12 +51,17 @@ _SMOLLM2 = _dims(49_152, 576, 1536, 30, 9, 3, 8192) | {  # SmolLM2-135M
     "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
     "tie_word_embeddings": True,
 }
+_LLAMA_1B = _dims(128_256, 2048, 8192, 16, 32, 8, 131_072) | {  # Llama 3.2 1B
+    "rope_parameters": _LLAMA3 | {"factor": 32.0},
+    "tie_word_embeddings": True,
+}
 _SIZES: dict[tuple[str, str], Dims] = {
     ("llama", "8b"): _dims(128_256, 4096, 14_336, 32, 32, 8, 131_072),
     ("mistral", "8b"): _dims(32_768, 4096, 14_336, 32, 32, 8, 32_768),
     ("qwen2", "8b"): _dims(152_064, 3584, 18_944, 28, 28, 4, 131_072),
     ("qwen3", "8b"): _dims(151_936, 4096, 12_288, 36, 32, 8, 40_960) | {"head_dim": 128},
     ("llama", "smollm2"): _SMOLLM2,
+    ("llama", "1b"): _LLAMA_1B,
     ("llama", "small"): _SMALL,
     ("mistral", "small"): _SMALL,
     ("qwen2", "small"): _SMALL,
@@ -88,6 +93,7 @@ class Size(StrEnum):
     TINY = "tiny"
     SMALL = "small"
     SMOLLM2 = "smollm2"
+    B1 = "1b"
     B8 = "8b"
 
 

@@ -58,7 +58,7 @@ def write_pair(
     of_draft = write_config(draft, Family.LLAMA, size, layers=1, dtype=dtype, **ids)
     config = AutoConfig.from_pretrained(target)
     with torch.inference_mode():
-        weights = _weights(shapes, getattr(torch, dtype.value), device, seed)
+        weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
         shape = Shape(
             config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.rms_norm_eps
         )
@@ -76,7 +76,7 @@ def write_pair(
         nbytes = 0
         for folder, names in ((target, shapes), (draft, of_draft)):
             chosen = {name: weights[name] for name in names}
-            nbytes += _write(folder, narrowed(chosen, stored), shard_bytes)
+            nbytes += write_weights(folder, narrowed(chosen, stored), shard_bytes)
     for folder in (target, draft):
         write_tokenizer(folder, vocab)
         say_stored(folder, stored)
@@ -111,7 +111,8 @@ def main(
     )
 
 
-def _weights(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str, seed: int) -> Weights:
+def random_weights(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str, seed: int) -> Weights:
+    """Weights of these shapes for a stream of unit size and logits that spread as a language model's do."""
     generator = torch.Generator(device).manual_seed(seed)
     weights = {}
     for name, shape in shapes.items():
@@ -125,8 +126,11 @@ def _weights(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str
     return weights
 
 
-def _write(folder: Path, weights: Weights, shard_bytes: int) -> int:
-    """Write the weights in shards, several at a time, with their index; return the bytes."""
+def write_weights(folder: Path, weights: Weights, shard_bytes: int = 2_000_000_000) -> int:
+    """Write the weights in files of at most ``shard_bytes`` (or one tensor), several at a time, with their index.
+
+    Returns the bytes.
+    """
     shards: list[Weights] = [{}]
     for name, tensor in weights.items():
         if sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > shard_bytes and shards[-1]:

@@ -15,7 +15,7 @@ from tandemrt.engines.contract import mask_words
 from tandemrt.engines.errors import BadRequest, InternalError, quoted
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.bad_words import ROOT, BadWords
-from tandemrt.runtime.constraints.masks import MaskRows
+from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
 from tandemrt.runtime.constraints.phases import Grammar, Kind, Phase, Phases, Refused, State, Told
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 
@@ -205,6 +205,11 @@ class Constraint:
                 row refuses, and of none; what was drafted behind another token falls away with it.
             overrule: it also takes the place of a drafted one that its row allows. Whether a token was drafted or
                 forced then follows from those in front of it alone, as the rejection rule must have it.
+
+        A token behind which the text would be too complex for its grammar is the last one, and its row allows nothing.
+
+        Raises:
+            BadRequest: the committed text is too complex for its grammar.
         """
         self._empty_after = None
         state, window = self._state, Filled([], [])
@@ -234,9 +239,14 @@ class Constraint:
                         self._empty_after = tuple(window.tokens)
                     break
                 follows = follows[1:] if follows[:1] == [token] else []
+                window.tokens.append(token)
                 state, _ = self._phases.step(state, token)
                 node = self._behind(node, token)
-                window.tokens.append(token)
+        except BadRequest:  # the text is too complex for its grammar
+            if not window.tokens:
+                raise
+            # Behind a token that may never be taken: if it is, the run ends with it, and the next one begins here.
+            masks.share(first + len(window.tokens), NOTHING)
         finally:
             self._phases.undo()
         return window

@@ -6,7 +6,8 @@ committing are the same two calls; only the grammar has state of its own, and ``
 Markers are found in what tokens spell, symbol by symbol (engines/vocabulary.py), so a phase may begin inside a token.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
@@ -387,10 +388,9 @@ class Phases:
     def _write_grammar_row(self, grammar: Grammar, state: State, row: np.ndarray) -> None:
         row[:] = 0
         if not state.marker_only:
-            taken = sum(map(grammar.accept, state.pending))
-            if not grammar.is_terminated():
-                grammar.fill(row)
-            grammar.rollback(taken)
+            with _taken_back(grammar, state.pending):
+                if not grammar.is_terminated():
+                    grammar.fill(row)
             row &= self._answer_base(state)
         if state.phase is not Phase.OPEN or not self._may_open or self._matcher is None:
             return
@@ -415,10 +415,19 @@ class Phases:
 
 
 def _accepts(grammar: Grammar, tokens: Sequence[int]) -> bool:
+    with _taken_back(grammar, tokens) as taken:
+        return taken == len(tokens)
+
+
+@contextmanager
+def _taken_back(grammar: Grammar, tokens: Sequence[int]) -> Iterator[int]:
+    """Feed ``grammar`` what it takes of ``tokens``, how many that are, and take them back, whatever raises."""
     taken = 0
-    for token in tokens:
-        if not grammar.accept(token):
-            break
-        taken += 1
-    grammar.rollback(taken)
-    return taken == len(tokens)
+    try:
+        for token in tokens:
+            if not grammar.accept(token):
+                break
+            taken += 1
+        yield taken
+    finally:
+        grammar.rollback(taken)

@@ -3,36 +3,25 @@
 from functools import cache
 
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import Call, Engine
-from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.backends.base import Call
 from tandemrt.runtime.drafters.drawing import DrawingDrafter
-from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
-from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.drafters.resources import DraftResources
+from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.state import SlotState
 
 
 class AtOnceDrafter(DrawingDrafter):
     """Draws from ``_logits`` [batch, window, vocab], whose row j is for the token j + 1 places behind the newest."""
 
-    def __init__(
-        self,
-        engines: dict[str, Engine],
-        buffers: RoundBuffers,
-        state: SlotState,
-        kv: Cache,
-        graphs: Graphs,
-        *,
-        slots: int,
-        window: int,
-        reach: int | None,
-    ) -> None:
-        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=reach)
-        device = self._device
+    def __init__(self, resources: DraftResources, *, reach: int | None = None) -> None:
+        super().__init__(resources, reach=reach)
+        device, slots, window = self._device, resources.slots, resources.window
         self._steps = torch.arange(window, device=device)
+        self._score_rows = Buffer((slots, window), torch.int64, device)
         self._logits = Buffer((slots, window, self._vocab), self._dtype, device)
         self._sampling = {
             name: Buffer((slots, window), torch.float32 if name in SlotState.FLOATS else torch.int64, device)
-            for name in state.sampling(0)
+            for name in self._state.sampling(0)
         }
         self._draw_call = cache(self._bind_draw)
         self._rows_of = cache(self._slots_of_rows)
@@ -54,6 +43,13 @@ class AtOnceDrafter(DrawingDrafter):
             return
         draw.run()
 
+    def _score_from(self, counts: torch.Tensor, scored: int, query: int) -> None:
+        """Logits are wanted of ``scored`` tokens of each row from the last of its ``counts`` [batch] on."""
+        rows = self._score_rows.view(len(counts), scored)
+        torch.add(counts[:, None], self._steps[:scored], out=rows)
+        torch.add(rows, -1, out=rows).clamp_(min=0)
+        torch.add(rows, self._starts(len(counts), query), out=rows)
+
     def _repeated(self, name: str, batch: int, window: int) -> torch.Tensor:
         return self._sampling[name].view(batch * window)
 
@@ -70,3 +66,9 @@ class AtOnceDrafter(DrawingDrafter):
         }
         probs = self._draft_probs.view(rows, self._vocab) if keep_probs else None
         return self._bind_law(tensors, probs, filters=filters)
+
+
+def write_masked(ids: torch.Tensor, line: torch.Tensor, mask_token: int) -> None:
+    """Write ``line`` into ``ids``, both int64 [batch, query], with ``mask_token`` where it holds -1."""
+    torch.clamp(line, max=0, out=ids)  # 0 for a token, -1 where a mask stands
+    torch.add(line, ids * -(mask_token + 1), out=ids)

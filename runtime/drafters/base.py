@@ -67,7 +67,22 @@ class Drafter(SlotListener, Protocol):
 
 
 class Unmoved:
-    """The hooks of a drafter that needs nothing of what the target computes and verification decides."""
+    """Hooks in which there is nothing to do, for drafters to override those where there is."""
+
+    def join(self, running: Running) -> None:
+        """See SlotListener.join."""
+
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave."""
+
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
+        """See Drafter.prefill."""
+
+    def skip(self, this: Round) -> None:
+        """See Drafter.skip."""
+
+    def overruled(self, running: Running, kept: int) -> None:
+        """See Drafter.overruled."""
 
     def needed(self, this: Round) -> int:
         """See Drafter.needed."""

@@ -3,21 +3,16 @@
 "DFlash: Block Diffusion for Flash Speculative Decoding" (arXiv 2602.06036).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache, partial
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import Call, Engine
-from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.backends.base import Call
 from tandemrt.runtime.drafters.at_once import AtOnceDrafter
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
-from tandemrt.runtime.round.graphs import Graphs
-from tandemrt.runtime.round.planner import Chunk
+from tandemrt.runtime.drafters.resources import DraftResources
+from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.round import Round
-from tandemrt.runtime.round.runs import PromptRuns
-from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import MOST_PACKED
 
 
@@ -30,45 +25,18 @@ class BlockDrafter(AtOnceDrafter):
     nothing to catch up with. A block is always as long as the draft was trained with; a shorter window is its
     beginning.
 
-    ``engines`` holds "draft", "context", "propose" and "propose_probs". ``runs`` are the target's prompts of a round
-    over a paged cache, whose places are those of their features, None over a linear one. A prompt that ends in a round
-    is drafted for from the next one on.
+    Its engine "context" takes the features in. The prompts of its resources are the target's, whose places are those of
+    their features. A prompt that ends in a round is drafted for from the next one on.
     """
 
-    def __init__(
-        self,
-        engines: dict[str, Engine],
-        buffers: RoundBuffers,
-        state: SlotState,
-        kv: Cache,
-        graphs: Graphs,
-        runs: PromptRuns | None,
-        *,
-        mask_token: int,
-        block: int,
-        slots: int,
-        window: int,
-    ) -> None:
-        # A bundle's texts are no longer than what its head reaches.
-        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=None)
-        device = self._device
-        self._runs = runs
+    def __init__(self, resources: DraftResources, *, mask_token: int, block: int) -> None:
+        super().__init__(resources)
         self._block = block
-        self._width = int(engines["context"].contract["features"].shape[-1])
-        self._ids = torch.zeros(slots, block, dtype=torch.int64, device=device).fill_(mask_token)
+        self._width = int(self._engines["context"].contract["features"].shape[-1])
+        self._ids = torch.zeros(self._slots, block, dtype=torch.int64, device=self._device).fill_(mask_token)
         self._block_call = cache(self._bind_block)
         self._context_call = cache(partial(self._bind_context, prompts=NO_PROMPTS))  # their graphs stay, so they do
         self._packed_context_call = lru_cache(MOST_PACKED)(self._bind_context)
-
-    def join(self, running: Running) -> None:
-        """See SlotListener.join."""
-
-    def leave(self, slot: int) -> None:
-        """See SlotListener.leave."""
-
-    def held(self, running: Running) -> int:
-        """See Drafter.held. What the target holds."""
-        return len(running.tokens) - 1
 
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:  # noqa: ARG002
         """See Drafter.prefill."""
@@ -83,12 +51,6 @@ class BlockDrafter(AtOnceDrafter):
             }
         ).run()
 
-    def skip(self, this: Round) -> None:
-        """See Drafter.skip. What the target computes for ``this`` round is taken in all the same."""
-
-    def overruled(self, running: Running, kept: int) -> None:
-        """See Drafter.overruled. Of drafted tokens no cache keeps anything."""
-
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the draft and one draw."""
         batch, window, filters = this.batch, this.window, this.filters
@@ -102,9 +64,6 @@ class BlockDrafter(AtOnceDrafter):
         self._run(("propose", batch, window, draft_probs is None, filters), work, outputs)
         return draft_probs
 
-    def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
-        """See Drafter.reads. The target's prompts say it all."""
-
     def scored(self, this: Round) -> None:
         """See Drafter.scored. Features of the window and of prompts go into the cache."""
         batch, rows, prompts = this.batch, this.window + 1, this.prompts
@@ -116,19 +75,8 @@ class BlockDrafter(AtOnceDrafter):
             self._graphs.run(("context", batch, rows), call.run, outputs=[], capturable=capturable)
 
     def _bind_block(self, batch: int, window: int) -> Call:
-        ids, rows = self._ids[:batch], torch.arange(1, window + 1, device=self._device).repeat(batch, 1)
-        if self._runs is not None:  # rows that get logits are counted from the first token of the call
-            first = [[slot * self._block] for slot in range(batch)]
-            rows = rows + torch.tensor(first, dtype=torch.int64, device=self._device)
-        return self._engines["draft"].bind(
-            {
-                "token_ids": ids if self._runs is None else ids.reshape(-1),
-                "score_rows": rows,
-                "write_index": self._state.view("length", batch),
-                "logits": self._logits.view(batch, window, self._vocab),
-                **self._cache.rows(0, batch),
-            }
-        )
+        rows = self._starts(batch, self._block) + torch.arange(1, window + 1, device=self._device)
+        return self._bind_windows(self._ids[:batch], rows, self._state.view("length", batch))
 
     def _bind_context(self, batch: int, rows: int, prompts: Packed) -> Call:
         features = self._buffers.features

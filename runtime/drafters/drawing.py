@@ -1,53 +1,54 @@
 """What drafters share that run a model on the device and draw its tokens there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property
+from types import MappingProxyType
 
 from tandemrt.plugins.operators import Rule
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import Call, Engine
-from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.backends.base import Call
 from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.drafters.masks import DraftMasks
-from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
-from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.drafters.resources import DraftResources
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.round import Round
-from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import logits_width
 
 
 class DrawingDrafter(Unmoved):
-    """Holds the engines "draft", "propose" and "propose_probs" among ``engines``, and the draft's cache ``kv``."""
+    """Runs the engine "draft" over a cache of its own and draws by "propose" or "propose_probs".
+
+    ``reach``: see Drafter. None for a head, because a bundle's texts are no longer than what its head reaches.
+    """
 
     ahead = True
 
-    def __init__(
-        self,
-        engines: dict[str, Engine],
-        buffers: RoundBuffers,
-        state: SlotState,
-        kv: Cache,
-        graphs: Graphs,
-        *,
-        slots: int,
-        window: int,
-        reach: int | None,
-    ) -> None:
+    _logits: Buffer  # [slots, rows, vocab] of a run
+
+    def __init__(self, resources: DraftResources, *, reach: int | None = None) -> None:
+        slots, window, engines = resources.slots, resources.window, resources.engines
         self.window = window
         self.reach = reach
-        self.caches = (kv,)
+        self.caches = (resources.cache,)
         self._engines = engines
-        self._buffers = buffers
-        self._state = state
-        self._cache = kv
-        self._graphs = graphs
+        self._buffers = resources.buffers
+        self._state = resources.state
+        self._cache = resources.cache
+        self._graphs = resources.graphs
+        self._runs = resources.runs
         draft = engines["draft"]
         self._vocab = logits_width(draft.contract)
         self._device, self._dtype = draft.device, getattr(torch, draft.contract["logits"].dtype)
         self._capturable = all(engines[name].capturable for name in ("draft", "propose", "propose_probs"))
         self._draft_probs = Buffer((slots, window, self._vocab), torch.float32, self._device)
         self._slots = slots
+        self._starts = cache(self._first_of_rows)
         self._masked = False  # whether the drafts of the round that is being drafted are masked
+
+    def held(self, running: Running) -> int:
+        """See Drafter.held. What the last round emitted is fed when the next one begins, or was by the target."""
+        return len(running.tokens) - 1
 
     @cached_property
     def _masks(self) -> DraftMasks:
@@ -71,6 +72,37 @@ class DrawingDrafter(Unmoved):
             return
         self._graphs.run(key, work, outputs=outputs, capturable=self._capturable)
 
+    def _bind_windows(
+        self,
+        tokens: torch.Tensor,
+        score_rows: torch.Tensor,
+        write_index: torch.Tensor,
+        others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> Call:
+        """The draft's call of windows ``tokens`` [batch, query], flat in one with prompts, in the form of its cache.
+
+        ``score_rows`` [batch, rows] are counted from what ``_starts`` says; ``others`` are its other bindings.
+        """
+        batch, rows = score_rows.shape
+        return self._engines["draft"].bind(
+            {
+                "token_ids": tokens if self._runs is None else tokens.reshape(-1),
+                "score_rows": score_rows,
+                "write_index": write_index,
+                "logits": self._logits.view(batch, rows, self._vocab),
+                **self._cache.rows(0, batch),
+                **others,
+            }
+        )
+
+    def _first_of_rows(self, batch: int, query: int) -> torch.Tensor:
+        """int64 [batch, 1]: the place that rows of logits are counted from, in a call of ``query`` tokens a row.
+
+        That is the first token of a row, and over a paged cache that of the call.
+        """
+        step = query if self._runs is not None else 0
+        return torch.tensor([[step * row] for row in range(batch)], dtype=torch.int64, device=self._device)
+
     def _bind_law(self, tensors: dict[str, torch.Tensor], probs: torch.Tensor | None, *, filters: bool) -> Call:
         """The call that draws; ``probs``: where the law goes that was drawn from."""
         kept = {} if probs is None else {"draft_probs": probs}
@@ -80,24 +112,12 @@ class DrawingDrafter(Unmoved):
 class StepwiseDrafter(DrawingDrafter):
     """Draws one token at a time: step s from the logits that step s left, at the place in row s + 2 of ``_index``."""
 
-    def __init__(
-        self,
-        engines: dict[str, Engine],
-        buffers: RoundBuffers,
-        state: SlotState,
-        kv: Cache,
-        graphs: Graphs,
-        *,
-        slots: int,
-        window: int,
-        reach: int | None,
-    ) -> None:
-        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=reach)
-        device = self._device
+    def __init__(self, resources: DraftResources, *, reach: int | None = None) -> None:
+        super().__init__(resources, reach=reach)
+        device, slots, window = self._device, resources.slots, resources.window
         self._index = torch.zeros(window + 2, slots, dtype=torch.int64, device=device)
         self._steps = torch.arange(-1, window + 1, device=device)[:, None]
         self._score_rows = Buffer((slots,), torch.int64, device)
-        self._only_row = torch.zeros(slots, 1, dtype=torch.int64, device=device)
         self._logits = Buffer((slots, 1, self._vocab), self._dtype, device)
         self._tokens = torch.zeros(window, slots, dtype=torch.int64, device=device)
         self._step_probs = Buffer((slots, self._vocab), torch.float32, device)

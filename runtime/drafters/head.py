@@ -1,12 +1,12 @@
 """Drafts from a head that reads the target's states, one token at a time: EAGLE-3, MTP."""
 
 from functools import cache
-from typing import Any
 
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call
 from tandemrt.runtime.drafters.drawing import StepwiseDrafter
 from tandemrt.runtime.drafters.pairs import PairDrafter
+from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.round import Round
 
@@ -18,10 +18,10 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
     every drafted token goes with the state that the head itself made, at places that the next round writes again.
     """
 
-    def __init__(self, *given: Any, slots: int, **sizes: Any) -> None:
-        super().__init__(*given, slots=slots, **sizes)
+    def __init__(self, resources: DraftResources, *, query: int, chunk: int) -> None:
+        super().__init__(resources, query=query, chunk=chunk)
         # Row r > 0 of `_index` holds length + r - 1: where step r writes.
-        own = (slots, 1, self._hidden)
+        own = (resources.slots, 1, self._hidden)
         self._own_states = [Buffer(own, self._dtype, self._device) for _ in range(2)]  # of even and odd steps
         self._first_call = cache(self._bind_first)
         self._step_call = cache(self._bind_step)
@@ -51,36 +51,22 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
         """See PairDrafter._feed. What stands behind the pairs is written again."""
         query, counts = self._query, self._counts[:batch]
         self._begin_first(batch, query)
-        torch.add(counts, -1, out=self._score_rows.view(batch)).clamp_(min=0)
+        rows = self._score_rows.view(batch, 1)
+        torch.add(counts[:, None], -1, out=rows).clamp_(min=0)
+        torch.add(rows, self._starts(batch, query), out=rows)
         torch.clamp(self._pair_tokens[:batch, :query], min=0, out=self._first_tokens.view(batch, query))
-        if self._runs is not None:  # rows that get logits are counted from the first token of the call
-            rows = self._score_rows.view(batch)
-            torch.add(rows, self._rows[:batch] * query, out=rows)
         self._first_call(batch, query).run()
 
     def _made(self, *shape: int) -> dict[str, torch.Tensor]:
         return {"next_states": self._own_states[0].view(*shape, self._hidden)}
 
     def _bind_first(self, batch: int, query: int) -> Call:
-        return self._engines["draft"].bind(
-            {
-                **self._fed(self._first_tokens.view(batch, query), self._first_states, self._score_rows.view(batch, 1)),
-                "write_index": self._first_index[:batch],
-                "logits": self._logits.view(batch, 1, self._vocab),
-                **self._made(batch, 1),
-                **self._cache.rows(0, batch),
-            }
-        )
+        tokens, rows = self._first_tokens.view(batch, query), self._score_rows.view(batch, 1)
+        others = {"states": self._fed(self._first_states, tokens), **self._made(batch, 1)}
+        return self._bind_windows(tokens, rows, self._first_index[:batch], others)
 
     def _bind_step(self, batch: int, step: int) -> Call:
         given, made = self._own_states[(step - 1) % 2], self._own_states[step % 2]
-        only = self._only_row if self._runs is None else self._rows[:, None]  # the only token of each row
-        return self._engines["draft"].bind(
-            {
-                **self._fed(self._tokens[step - 1, :batch, None], given, only[:batch]),
-                "write_index": self._index[step, :batch],
-                "logits": self._logits.view(batch, 1, self._vocab),
-                "next_states": made.view(batch, 1, self._hidden),
-                **self._cache.rows(0, batch),
-            }
-        )
+        tokens = self._tokens[step - 1, :batch, None]
+        others = {"states": self._fed(given, tokens), "next_states": made.view(batch, 1, self._hidden)}
+        return self._bind_windows(tokens, self._starts(batch, 1), self._index[step, :batch], others)

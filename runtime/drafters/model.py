@@ -6,17 +6,15 @@ from functools import cache, lru_cache
 from tandemrt.engines import calls
 from tandemrt.engines.calls import NO_PROMPTS, Packed
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import Call, Engine
-from tandemrt.runtime.caches.kv_cache import Cache, is_paged, windows
+from tandemrt.runtime.backends.base import Call
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.drafters.drawing import StepwiseDrafter
+from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
-from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.planner import Chunk, plan, total
 from tandemrt.runtime.round.round import Round
 from tandemrt.runtime.round.runs import PromptRuns
-from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import MOST_PACKED, prefill_call, prompts_call
 
 
@@ -30,32 +28,15 @@ class ModelDrafter(StepwiseDrafter):
 
     Prompts of requests that never draft are not fed, unless others of their round are; see BlockHashes.
 
-    ``engines`` holds "draft", "propose" and "propose_probs". ``runs`` are the prompts of a round over a paged cache,
-    None over a linear one; ``missed`` is another such object for what the draft is fed later. ``chunk`` bounds the
-    tokens of one such call.
+    ``missed`` are prompts as those of its resources, for what the draft is fed later; ``chunk``: the most tokens of one
+    such call.
     """
 
-    def __init__(
-        self,
-        engines: dict[str, Engine],
-        buffers: RoundBuffers,
-        state: SlotState,
-        kv: Cache,
-        graphs: Graphs,
-        runs: PromptRuns | None,
-        missed: PromptRuns | None,
-        *,
-        slots: int,
-        window: int,
-        chunk: int,
-        reach: int,
-    ) -> None:
-        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=reach)
-        self._runs, self._missed = runs, missed
+    def __init__(self, resources: DraftResources, *, missed: PromptRuns | None, chunk: int, reach: int) -> None:
+        super().__init__(resources, reach=reach)
+        self._missed = missed
         self._chunk = chunk
         # Row r of `_index` holds length + r - 1: where step r - 1 writes its token, and what step r - 2 decides.
-        # Over a paged cache rows that get logits are counted from the first token of the call.
-        self._first_rows = 2 * torch.arange(slots, device=self._device) * is_paged(engines["draft"].contract)
         self._seen: dict[int, int] = {}  # of slots that it was not asked for lately: tokens that are in its cache
         self._undrafted: set[int] = set()  # slots whose requests never draft
         self._feeds = True  # prompts of this round
@@ -139,7 +120,7 @@ class ModelDrafter(StepwiseDrafter):
         length = self._state.view("length", batch)
         # A text of one token has no previous one: `newest` repeats it, and its first copy is the one to score.
         torch.add(length, self._steps, out=self._index[:, :batch]).clamp_(min=0)
-        torch.clamp(length, max=1, out=self._score_rows.view(batch)).add_(self._first_rows[:batch])
+        torch.clamp(length[:, None], max=1, out=self._score_rows.view(batch, 1)).add_(self._starts(batch, 2))
 
         def run(step: int) -> None:
             (first if first is not None and step == 0 else self._run_call(batch, step)).run()
@@ -177,30 +158,16 @@ class ModelDrafter(StepwiseDrafter):
         prefill_call(self._engines["draft"], self._cache, slot, tokens, length, self._logits).run()
 
     def _bind_run(self, batch: int, step: int) -> Call:
-        first, engine = step == 0, self._engines["draft"]
-        tokens = self._state.newest[:batch] if first else self._tokens[step - 1, :batch, None]
-        return engine.bind(
-            {
-                **windows(engine.contract, tokens, self._only_row[:batch]),
-                **({"score_rows": self._score_rows.view(batch, 1)} if first else {}),
-                "write_index": self._index[0 if first else step + 1, :batch],
-                "logits": self._logits.view(batch, 1, self._vocab),
-                **self._cache.rows(0, batch),
-            }
-        )
+        if not step:
+            rows = self._score_rows.view(batch, 1)
+            return self._bind_windows(self._state.newest[:batch], rows, self._index[0, :batch])
+        tokens = self._tokens[step - 1, :batch, None]
+        return self._bind_windows(tokens, self._starts(batch, 1), self._index[step + 1, :batch])
 
     def _bind_packed(self, batch: int, prompts: Packed) -> Call:
         assert self._runs is not None
-        return self._engines["draft"].bind(
-            {
-                "token_ids": self._runs.token_ids(2 * batch, prompts),
-                "score_rows": self._score_rows.view(batch, 1),
-                "write_index": self._index[0, :batch],
-                "logits": self._logits.view(batch, 1, self._vocab),
-                **self._cache.rows(0, batch),
-                **self._runs.bindings(prompts),
-            }
-        )
+        tokens, rows = self._runs.token_ids(2 * batch, prompts), self._score_rows.view(batch, 1)
+        return self._bind_windows(tokens, rows, self._index[0, :batch], self._runs.bindings(prompts))
 
     def _bind_prompts(self, runs: PromptRuns, sizes: Packed) -> Call:
         return prompts_call(self._engines["draft"], self._cache, runs, sizes, self._logits)

@@ -6,7 +6,6 @@ Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
 from collections.abc import Sequence
 from itertools import cycle, islice
 
-from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import RoundBuffers, write_drafts
@@ -34,18 +33,9 @@ class NgramDrafter(Unmoved):
         """See SlotListener.leave."""
         self._indexes.pop(slot, None)
 
-    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
-        """See Drafter.prefill. The text itself is the index."""
-
     def held(self, running: Running) -> int:
         """See Drafter.held."""
         return len(running.tokens)
-
-    def skip(self, this: Round) -> None:
-        """See Drafter.skip."""
-
-    def overruled(self, running: Running, kept: int) -> None:
-        """See Drafter.overruled."""
 
     def needed(self, this: Round) -> int:
         """See Drafter.needed. Without a match nothing is drafted, and the round costs what plain decoding costs."""

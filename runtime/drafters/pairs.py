@@ -6,17 +6,13 @@ from functools import lru_cache
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed, beside
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import Call, Engine, prompt_rows
-from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.backends.base import Call, prompt_rows
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.drafters.drawing import DrawingDrafter
-from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
-from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.drafters.resources import DraftResources
+from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.planner import Chunk
 from tandemrt.runtime.round.round import Round
-from tandemrt.runtime.round.runs import PromptRuns
-from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import MOST_PACKED, prompts_call
 
 
@@ -26,38 +22,20 @@ class PairDrafter(DrawingDrafter):
     Token j + 1 of a text goes with the target's state of token j, at place j of the head's cache. Verification makes as
     many pairs certain as it emits tokens; they are fed when the next round begins (``_feed``), also by one that drafts
     nothing, because their states are kept for one round only. So the cache holds what the target's states make of a
-    text, and nothing else is read.
+    text, and nothing else is read. A text of one token has no pair yet: nothing sensible is drafted behind it.
 
     Over a paged cache, prompts are fed behind the target's call of the round, which gives their states; one that ends
     in a round is drafted for from the next one on.
 
-    ``engines`` holds "draft", "fuse", "propose" and "propose_probs". ``runs`` are the prompts of a round over a paged
-    cache, None over a linear one, where ``chunk`` bounds the prompt tokens of a call. ``query``: the most tokens per
-    row of a run.
+    Its engine "fuse" makes states of features. The prompts of its resources are its own. ``query``: the most tokens per
+    row of a run; ``chunk``: the most prompt tokens of a call over a linear cache.
     """
 
-    _logits: Buffer
-
-    def __init__(
-        self,
-        engines: dict[str, Engine],
-        buffers: RoundBuffers,
-        state: SlotState,
-        kv: Cache,
-        graphs: Graphs,
-        runs: PromptRuns | None,
-        *,
-        query: int,
-        slots: int,
-        window: int,
-        chunk: int,
-    ) -> None:
-        # A bundle's texts are no longer than what its head reaches.
-        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=None)
-        device, dtype = self._device, self._dtype
-        self._runs = runs
-        self._hidden = int(engines["draft"].contract["states"].shape[-1])
-        self._features = int(engines["fuse"].contract["features"].shape[-1])
+    def __init__(self, resources: DraftResources, *, query: int, chunk: int) -> None:
+        super().__init__(resources)
+        device, dtype, slots, window = self._device, self._dtype, resources.slots, resources.window
+        self._hidden = int(self._engines["draft"].contract["states"].shape[-1])
+        self._features = int(self._engines["fuse"].contract["features"].shape[-1])
         # Pairs of each slot, `_counts` of them behind `length` - `_counts`; behind them stands -1 as a token.
         self._pair_tokens = torch.zeros(slots, query, dtype=torch.int64, device=device).fill_(-1)
         self._pair_states = torch.zeros(slots, window + 1, self._hidden, dtype=dtype, device=device)
@@ -65,10 +43,9 @@ class PairDrafter(DrawingDrafter):
         self._has_pairs = torch.zeros(slots, dtype=torch.int64, device=device)
         self._query = 1  # pairs that any slot may have
         self._first_index = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._rows = torch.arange(slots, device=device)
         self._first_tokens = Buffer((slots, query), torch.int64, device)
         self._first_states = Buffer((slots, query, self._hidden), dtype, device)
-        features = buffers.features
+        features = self._buffers.features
         assert features is not None
         self._fused = Buffer((max(features.device.numel() // self._features, chunk), self._hidden), dtype, device)
         self._chunk_tokens = Buffer((chunk,), torch.int64, device)
@@ -84,17 +61,10 @@ class PairDrafter(DrawingDrafter):
         """The bindings of what the head makes beside logits, for ``shape`` [batch, rows]."""
         return {}
 
-    def join(self, running: Running) -> None:
-        """See SlotListener.join. A text of one token has no pair yet, so that nothing sensible is drafted behind it."""
-
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
         self._pair_tokens[slot] = -1
         self._counts[slot] = 0
-
-    def held(self, running: Running) -> int:
-        """See Drafter.held. What a round emitted is fed when the next one begins."""
-        return len(running.tokens) - 1
 
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         """See Drafter.prefill. Token by token behind the one that it is paired with."""
@@ -136,9 +106,6 @@ class PairDrafter(DrawingDrafter):
         if this.batch:
             self._run(("feed", this.batch, self._query), lambda: self._feed(this.batch, 0), [])
 
-    def overruled(self, running: Running, kept: int) -> None:
-        """See Drafter.overruled. Of drafted tokens no cache keeps anything."""
-
     def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
         """See Drafter.reads. Token by token behind the one that it is paired with."""
         assert self._runs is not None
@@ -177,14 +144,9 @@ class PairDrafter(DrawingDrafter):
         kept = self._pair_states[:batch, :pairs]
         states[:, :pairs] = kept * self._has_pairs[:batch, None, None].to(kept.dtype)
 
-    def _fed(self, tokens: torch.Tensor, states: Buffer, score_rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The bindings of ``tokens`` [batch, query] and the states they are fed with, in the form of the cache."""
-        shape = tokens.shape if self._runs is None else (tokens.numel(),)
-        return {
-            "token_ids": tokens if self._runs is None else tokens.reshape(-1),
-            "states": states.view(*shape, self._hidden),
-            "score_rows": score_rows,
-        }
+    def _fed(self, states: Buffer, tokens: torch.Tensor) -> torch.Tensor:
+        """The states that ``tokens`` [batch, query] are fed with, in the form of the cache."""
+        return states.view(*(tokens.shape if self._runs is None else (tokens.numel(),)), self._hidden)
 
     def _bind_fuse(self, tokens: int) -> Call:
         features = self._buffers.features

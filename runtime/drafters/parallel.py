@@ -8,17 +8,14 @@ from functools import cache, lru_cache
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed, beside
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import Call, Engine
-from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.backends.base import Call
 from tandemrt.runtime.device import upload
-from tandemrt.runtime.drafters.at_once import AtOnceDrafter
+from tandemrt.runtime.drafters.at_once import AtOnceDrafter, write_masked
+from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.requests.running import Running
-from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
-from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.planner import Chunk
 from tandemrt.runtime.round.round import Round
-from tandemrt.runtime.round.runs import PromptRuns
-from tandemrt.runtime.round.state import SlotState
 from tandemrt.runtime.round.tandem import MOST_PACKED, prefill_call, prompts_call
 
 
@@ -30,36 +27,19 @@ class ParallelDrafter(AtOnceDrafter):
 
     A round that drafts nothing feeds what was emitted, too. Over a paged cache, a round's prompts ride along.
 
-    ``engines`` holds "draft", "propose" and "propose_probs"; ``mask_token`` is what the model was trained with;
-    ``runs`` are the prompts of a round over a paged cache, None over a linear one; ``reach``: see Drafter.
+    ``mask_token`` is what the model was trained with; ``reach``: see Drafter.
     """
 
-    def __init__(
-        self,
-        engines: dict[str, Engine],
-        buffers: RoundBuffers,
-        state: SlotState,
-        kv: Cache,
-        graphs: Graphs,
-        runs: PromptRuns | None,
-        *,
-        mask_token: int,
-        reach: int,
-        slots: int,
-        window: int,
-    ) -> None:
-        super().__init__(engines, buffers, state, kv, graphs, slots=slots, window=window, reach=reach)
-        device = self._device
-        self._runs = runs
+    def __init__(self, resources: DraftResources, *, mask_token: int, reach: int) -> None:
+        super().__init__(resources, reach=reach)
+        device, slots, window = self._device, resources.slots, resources.window
         self._mask = mask_token
         # Tokens of each slot that are in no cache yet, and -1 behind them: `_counts` of them up to `length`.
         self._line = torch.zeros(slots, 2 * window, dtype=torch.int64, device=device).fill_(-1)
         self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
         self._query = 1  # tokens that any slot may have
-        self._rows = torch.arange(slots, device=device)[:, None]
         self._index = torch.zeros(slots, dtype=torch.int64, device=device)
         self._token_ids = Buffer((slots, 2 * window), torch.int64, device)
-        self._score_rows = Buffer((slots, window), torch.int64, device)
         self._run_call = cache(self._bind_run)
         self._packed_call = lru_cache(MOST_PACKED)(self._bind_packed)
 
@@ -71,10 +51,6 @@ class ParallelDrafter(AtOnceDrafter):
         """See SlotListener.leave. A free slot is as one that a round has emitted nothing for: see SlotState.leave."""
         self._line[slot] = -1
         self._counts[slot] = 0
-
-    def held(self, running: Running) -> int:
-        """See Drafter.held. What a round emitted is fed when the next one begins."""
-        return len(running.tokens) - 1
 
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         """See Drafter.prefill."""
@@ -93,9 +69,6 @@ class ParallelDrafter(AtOnceDrafter):
             self._graphs.run_eagerly(lambda: self._feed(batch, 0, prompts), "prompts")
         elif batch:
             self._run(("feed", batch, self._query), lambda: self._feed(batch, 0, prompts), [])
-
-    def overruled(self, running: Running, kept: int) -> None:
-        """See Drafter.overruled. Of drafted tokens no cache keeps anything."""
 
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the draft model and one draw."""
@@ -137,17 +110,12 @@ class ParallelDrafter(AtOnceDrafter):
         query, counts = self._query + max(0, window - 1), self._counts[:batch]
         line = self._line[:batch, :query]
         ids = self._token_ids.view(batch, query)
-        torch.clamp(line, max=0, out=ids)  # 0 for a token, -1 where a mask stands
-        torch.add(line, ids * -(self._mask + 1), out=ids)
+        write_masked(ids, line, self._mask)
         index = self._index[:batch]
         torch.add(self._state.view("length", batch), counts * -1, out=index)
         torch.add(index, 1, out=index)
         scored = max(1, window)  # a paged decoder scores at least one row, whether anybody reads it
-        rows = self._score_rows.view(batch, scored)
-        torch.add(counts[:, None], self._steps[:scored], out=rows)
-        torch.add(rows, -1, out=rows).clamp_(min=0)
-        if self._runs is not None:  # rows are counted from the first token of the call
-            torch.add(rows, self._rows[:batch] * query, out=rows)
+        self._score_from(counts, scored, query)
         if prompts == NO_PROMPTS:
             self._run_call(batch, scored, query).run()
             return
@@ -157,20 +125,10 @@ class ParallelDrafter(AtOnceDrafter):
         self._packed_call(batch, scored, query, sizes).run()
 
     def _bind_run(self, batch: int, scored: int, query: int) -> Call:
-        ids = self._token_ids.view(batch, query)
-        tokens = ids if self._runs is None else ids.reshape(-1)
-        return self._engines["draft"].bind(self._given(batch, scored) | {"token_ids": tokens})
+        rows = self._score_rows.view(batch, scored)
+        return self._bind_windows(self._token_ids.view(batch, query), rows, self._index[:batch])
 
     def _bind_packed(self, batch: int, scored: int, query: int, prompts: Packed) -> Call:
         assert self._runs is not None
-        tokens = {"token_ids": self._runs.token_ids(batch * query, prompts)}
-        return self._engines["draft"].bind(self._given(batch, scored) | self._runs.bindings(prompts) | tokens)
-
-    def _given(self, batch: int, scored: int) -> dict[str, torch.Tensor]:
-        """The bindings of a run for slots [0, batch), without prompts, but its tokens."""
-        return {
-            "score_rows": self._score_rows.view(batch, scored),
-            "write_index": self._index[:batch],
-            "logits": self._logits.view(batch, scored, self._vocab),
-            **self._cache.rows(0, batch),
-        }
+        tokens, rows = self._runs.token_ids(batch * query, prompts), self._score_rows.view(batch, scored)
+        return self._bind_windows(tokens, rows, self._index[:batch], self._runs.bindings(prompts))

@@ -4,12 +4,11 @@
 """
 
 from functools import cache
-from typing import Any
 
-from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call
-from tandemrt.runtime.drafters.at_once import AtOnceDrafter
+from tandemrt.runtime.drafters.at_once import AtOnceDrafter, write_masked
 from tandemrt.runtime.drafters.pairs import PairDrafter
+from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.round import Round
 
@@ -22,10 +21,9 @@ class ParallelHeadDrafter(PairDrafter, AtOnceDrafter):
     again by the next round. ``mask_token`` is what the head was trained with.
     """
 
-    def __init__(self, *given: Any, mask_token: int, slots: int, window: int, **sizes: Any) -> None:
-        super().__init__(*given, slots=slots, window=window, **sizes)
+    def __init__(self, resources: DraftResources, *, mask_token: int, query: int, chunk: int) -> None:
+        super().__init__(resources, query=query, chunk=chunk)
         self._mask = mask_token
-        self._score_rows = Buffer((slots, window), torch.int64, self._device)
         self._run_call = cache(self._bind_run)
 
     def propose(self, this: Round) -> Buffer | None:
@@ -46,22 +44,11 @@ class ParallelHeadDrafter(PairDrafter, AtOnceDrafter):
         query = self._query + scored - 1
         self._begin_first(batch, query)
         line, ids = self._pair_tokens[:batch, :query], self._first_tokens.view(batch, query)
-        torch.clamp(line, max=0, out=ids)  # 0 for a token, -1 where a mask stands
-        torch.add(line, ids * -(self._mask + 1), out=ids)
-        rows = self._score_rows.view(batch, scored)
-        torch.add(counts[:, None], self._steps[:scored], out=rows)
-        torch.add(rows, -1, out=rows).clamp_(min=0)
-        if self._runs is not None:  # rows are counted from the first token of the call
-            torch.add(rows, self._rows[:batch, None] * query, out=rows)
+        write_masked(ids, line, self._mask)
+        self._score_from(counts, scored, query)
         self._run_call(batch, scored, query).run()
 
     def _bind_run(self, batch: int, scored: int, query: int) -> Call:
-        rows = self._score_rows.view(batch, scored)
-        return self._engines["draft"].bind(
-            {
-                **self._fed(self._first_tokens.view(batch, query), self._first_states, rows),
-                "write_index": self._first_index[:batch],
-                "logits": self._logits.view(batch, scored, self._vocab),
-                **self._cache.rows(0, batch),
-            }
-        )
+        tokens, rows = self._first_tokens.view(batch, query), self._score_rows.view(batch, scored)
+        others = {"states": self._fed(self._first_states, tokens)}
+        return self._bind_windows(tokens, rows, self._first_index[:batch], others)

@@ -19,6 +19,7 @@ from tandemrt.runtime.grammars.tag_grammar import TagGrammar
 # Rows hold every token that spells legal text, not only the one spelling that a tokenizer would choose.
 _HEADER = '%llguidance {"no_forcing": true}\n'
 _SILENT = 0  # of llguidance's log levels
+_PARSER = "Parser Error"  # begins llguidance's messages of limits that a lexer has no part in
 _CONTROL = b"\xff"  # what llguidance's bytes of a control token begin with
 
 
@@ -26,8 +27,9 @@ class LLGuidance:
     """The state of one request's grammar. Not for two threads at once.
 
     A matcher of llguidance that reached a limit stays in an error, and its copies share one lexer with one limit. So
-    that no request pays for another's text, a matcher in an error is replaced by one of its own, which is fed the same
-    tokens; only if that fails too is the text itself too complex.
+    that no request pays for another's text, a matcher in an error is replaced by one with a lexer of its own, where it
+    was the lexer's limit, and by another copy else. It is fed the same tokens; only if it fails too is the text itself
+    too complex.
 
     Where rows are known ahead, they say what is taken: the matcher is fed those tokens when it is asked next.
     """
@@ -78,7 +80,11 @@ class LLGuidance:
         self._ahead = _Ahead(len(self._text), ours, rows[:known])
 
     def accept(self, token: int) -> bool:
-        """Advance by one token; False leaves the state as it was. Raises BadRequest where the text is too complex."""
+        """Advance by one token; False leaves the state as it was.
+
+        A token that makes the text too complex is taken, whether its row was known or not: whoever asks for the row
+        behind it hears that, and so does whoever goes on.
+        """
         if self._ended or not 0 <= token < self._grammar.end:
             return False
         known = self._ahead.row(self._text)
@@ -92,8 +98,8 @@ class LLGuidance:
             taken = bool(self._matcher.try_consume_tokens([token]))
             if self._matcher.is_error():
                 self._renew()
-                taken = bool(self._matcher.try_consume_tokens([token]))
                 self._require_sound()
+                taken = bool(self._matcher.try_consume_tokens([token])) or self._matcher.is_error()
             self._fed += taken
         if taken:
             self._text.append(token)
@@ -154,6 +160,8 @@ class LLGuidance:
 
     def _feed(self) -> None:
         """Let the matcher know all of the text. Where that is too complex, whoever asks for a row hears it."""
+        if self._matcher.is_error():  # at a text that was taken back
+            self._renew()
         if self._fed == len(self._text):
             return
         self._matcher.consume_tokens(self._text[self._fed :])
@@ -162,7 +170,9 @@ class LLGuidance:
             self._renew()
 
     def _renew(self) -> None:
-        self._matcher = self._grammar.fresh()
+        # A row of the parser is as long in any matcher; one of its own takes long to make.
+        parsers = self._matcher.get_error().startswith(_PARSER)
+        self._matcher = self._grammar.copy() if parsers else self._grammar.fresh()
         self._matcher.consume_tokens(self._text)
         self._fed = len(self._text)
 
@@ -213,7 +223,11 @@ class GuidanceGrammar:
     def matcher(self, stop_ids: Iterable[int] | None = None) -> LLGuidance:
         """Start from the beginning. ``stop_ids`` end the text, where it is complete and nowhere else; None: those of
         the compiler."""
-        return LLGuidance(self, self._first.deep_copy(), frozenset(self.stop_ids if stop_ids is None else stop_ids))
+        return LLGuidance(self, self.copy(), frozenset(self.stop_ids if stop_ids is None else stop_ids))
+
+    def copy(self) -> llguidance.LLMatcher:
+        """A matcher that shares a lexer with all other copies."""
+        return self._first.deep_copy()
 
     def fresh(self) -> llguidance.LLMatcher:
         """A matcher that shares nothing with another one."""

@@ -81,6 +81,16 @@ def test_prompts_are_measured_alone_with_known_beginnings_beside_others_and_long
     assert not any(name.startswith("batch") for name in figures)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "pard", "dflash", "mtp"])
+def test_another_draft_is_accepted_as_often_as_was_asked(bench, kind):
+    sizes = ["--batches", "1", "--constrained", "0", "--length", "256", "--tokens", "12"]
+    code, out, figures = bench("--draft", kind, "--acceptance", "2", *sizes)
+    assert code == 0, out
+    both = figures["batch 1"]
+    assert (both["plain"]["acceptance_length"], both["speculated"]["acceptance_length"]) == (1, 2)
+    assert both["speculated"]["device_ms"]["propose"] > 0
+
+
 def test_a_part_that_fails_is_told_and_hides_no_other(bench):
     code, out, figures = bench("--tokens", "200", "--length", "64", "--constrained", "0")
     assert code == 1

@@ -9,6 +9,9 @@ import pytest
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.errors import BadRequest
 from tests.engine.test_invisible import REQUESTS, told
+from tests.plain.constraints import TOO_COMPLEX_BEHIND_A_BRACE
+
+BRACE = 90  # the token of the tiny bundle
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +42,19 @@ def test_a_law_that_is_masked_is_the_one_that_the_rejection_rule_reads(llm: LLM)
     once, counted = run(llm, grammars, masked=True, rule="rejection")
     assert run(llm, grammars, masked=True, rule="rejection")[0] == once
     assert sum(counted.accepted) > 0
+
+
+def test_a_draft_behind_which_its_grammar_is_too_complex_ends_no_request(llm: LLM) -> None:
+    """Texts that go there end with an error, with what they have; all others go on."""
+    asked = {"max_tokens": 6, "logit_bias": {BRACE: 1}, "structured_outputs": {"json": TOO_COMPLEX_BEHIND_A_BRACE}}
+    seeds = [("a", asked | {"seed": seed, "temperature": 2.0}) for seed in range(12)]
+    plain = run(llm, seeds, masked=False, window=0)[0]
+    assert {text for _, _, text, finish in plain if finish == "error"} == {"{"}
+    assert {finish for *_, finish in plain} > {"error"}
+    for masked in (False, True):
+        assert run(llm, seeds, masked=masked)[0] == plain
+    for text in run(llm, seeds, masked=True, rule="rejection")[0]:
+        assert (text[2] == "{") == (text[3] == "error")
 
 
 def test_what_draws_nothing_cannot_be_masked(ngram_bundle: Path) -> None:

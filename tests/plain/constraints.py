@@ -28,6 +28,18 @@ VOCABULARY = Vocabulary(
     valid_tokens=VALID,
 )
 
+# Behind an opening brace more may follow than llguidance follows up at once; a number is as simple as any.
+TOO_COMPLEX_BEHIND_A_BRACE = {
+    "anyOf": [
+        {"type": "integer"},
+        *(
+            {"type": "object", "properties": {f"{k}-{n}": {"type": "integer"} for n in range(50)}}
+            | {"additionalProperties": False}
+            for k in range(12)
+        ),
+    ]
+}
+
 
 @cache
 def compiler() -> GrammarCompiler:

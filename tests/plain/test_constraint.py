@@ -17,6 +17,7 @@ from tests.plain.constraints import (
     OTHER_STOP,
     STOP,
     THINK,
+    TOO_COMPLEX_BEHIND_A_BRACE,
     UNREAD,
     VALID,
     VOCABULARY,
@@ -33,7 +34,7 @@ from tests.plain.constraints import (
     tokens_in,
 )
 
-A, B, C, PHRASE, TAIL = 97, 98, 99, 33, 58
+A, B, C, PHRASE, TAIL, BRACE = 97, 98, 99, 33, 58, 123
 FLAG = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
 FLAG_TEXT = spell('{"ok": true}')
 
@@ -241,6 +242,30 @@ def test_an_empty_first_row_ends_the_request_with_an_empty_run():
     assert state.stuck
     assert state.commit([]).finish == "constraint"
     assert state.finished
+
+
+def test_a_text_too_complex_behind_one_drafted_token_only_ends_where_that_is_taken():
+    """The row behind it allows nothing, so a run ends with it at the latest; every other text goes on."""
+    state = constraint(grammar=json_grammar(TOO_COMPLEX_BEHIND_A_BRACE))
+    plain, rows = allowed(state), rows_for("...")
+    assert fill(state, [BRACE, ord('"'), ord("a")], rows) == 1
+    assert (tokens_in(rows[0]), tokens_in(rows[1])) == (plain, frozenset())
+    number = state.fork()
+    assert number.commit(spell("17")).finish is None
+    assert fill(number, [STOP], rows) == 1
+    assert state.commit([BRACE]).kept == [BRACE]
+    assert state.forced(9) == []
+    with pytest.raises(BadRequest, match="the text so far makes the grammar too complex"):
+        fill(state, [], rows)
+
+
+def test_what_a_run_held_before_a_text_became_too_complex_is_kept_whatever_was_drafted():
+    for draft in ([], [MERGED[b"\n\n"]], [A, BRACE], [A, BRACE, A]):
+        state = constraint(thinking=rule(start=(A, A)), grammar=json_grammar(TOO_COMPLEX_BEHIND_A_BRACE), prompt=[A])
+        state.fill(draft, MaskRows(rows_for("....")), 0)
+        assert state.commit([BRACE]).kept == [BRACE]
+        with pytest.raises(BadRequest, match="too complex"):
+            state.fill([], MaskRows(rows_for("....")), 0)
 
 
 def test_a_grammar_waits_for_min_tokens_also_where_its_stop_tokens_end_nothing_else():

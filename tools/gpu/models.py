@@ -8,6 +8,7 @@ from tandemrt.export.build import build
 from tandemrt.export.read.checkpoint import read_header
 from tools.narrow_weights import Stored
 from tools.random_checkpoint import Dtype, Size
+from tools.random_drafts import Kind, write_draft
 from tools.random_pair import write_pair
 
 BANDWIDTH = 4.3e12  # bytes per second that one H200 reads at best
@@ -18,8 +19,8 @@ name = "bench"
 checkpoint = "{folder}/target"
 dtype = "{dtype}"
 [draft]
-kind = "model"
-checkpoint = "{folder}/draft"
+kind = "{kind}"
+checkpoint = "{folder}/{drafts}"
 window = {window}
 [reasoning]
 start = "<think>"
@@ -35,14 +36,17 @@ prefill_chunk = {chunk}
 
 
 def make_models(
-    folder: Path, size: Size, *, device: str, acceptance: float, temperature: float, window: int, stored: Stored
+    folder: Path, size: Size, *, device: str, acceptance: float | None, temperature: float, window: int, stored: Stored
 ) -> None:
-    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``stored``: products."""
+    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``stored``: products.
+
+    ``acceptance`` None: nobody asks how often the two agree.
+    """
     write_pair(
         folder,
         size,
         device=device,
-        dtype=Dtype.BFLOAT16 if device.startswith("cuda") else Dtype.FLOAT32,
+        dtype=_dtype(device),
         acceptance=acceptance,
         temperature=temperature,
         window=window,
@@ -50,12 +54,22 @@ def make_models(
     )
 
 
-def make_bundle(folder: Path, name: str, *, device: str, batch: int, length: int, chunk: int, window: int) -> Bundle:
-    """Export the models in ``folder`` to ``folder``/``name``."""
+def make_draft(folder: Path, kind: Kind, *, device: str) -> None:
+    """Write a draft of ``kind`` for the target in ``folder`` beside it, unless it is there."""
+    if kind is not Kind.MODEL and not (folder / kind / "config.json").is_file():
+        write_draft(folder / kind, kind, folder / "target", device=device, dtype=_dtype(device))
+
+
+def make_bundle(
+    folder: Path, name: str, *, device: str, batch: int, length: int, chunk: int, window: int, kind: Kind = Kind.MODEL
+) -> Bundle:
+    """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``."""
     cuda = device.startswith("cuda")
     backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
     text = _RECIPE.format(
         folder=folder.resolve(),
+        kind=kind.value,
+        drafts="draft" if kind is Kind.MODEL else kind.value,
         dtype="bfloat16" if cuda else "float32",
         batch=batch,
         length=length,
@@ -77,6 +91,10 @@ def floor_ms(bundle: Bundle, rows: int, context: float) -> float:
     width = {"float32": 4, "float16": 2, "bfloat16": 2}[bundle.manifest.engines["target"].dtype]
     token: int = 2 * spec["layers"] * spec["kv_heads"] * spec["head_dim"] * width
     return 1e3 * (weights + rows * context * token) / BANDWIDTH
+
+
+def _dtype(device: str) -> Dtype:
+    return Dtype.BFLOAT16 if device.startswith("cuda") else Dtype.FLOAT32
 
 
 def _say(title: str) -> None:

@@ -17,13 +17,15 @@ def prompts(bundle: Bundle, count: int, length: int, seed: int = 0) -> list[list
     return [[draw.randrange(special) for _ in range(length)] for _ in range(count)]
 
 
-def plain(bundle: Bundle, count: int, length: int, temperature: float, window: int) -> list[SamplingParams]:
-    """Nothing asked but a temperature."""
+def plain(
+    bundle: Bundle, count: int, length: int, temperature: float, window: int, accepted: float | None = None
+) -> list[SamplingParams]:
+    """Nothing asked but a temperature; ``accepted``: and, where anything is drafted, so many tokens a round by the rule
+    synthetic."""
     room = bundle.limits.length - length
-    return [
-        SamplingParams(temperature=temperature, seed=i, window=window, ignore_eos=True, max_tokens=room)
-        for i in range(count)
-    ]
+    rule = {} if accepted is None or not window else {"rule": "synthetic", "synthetic_acceptance_length": accepted}
+    asked = {"temperature": temperature, "window": window, "ignore_eos": True, "max_tokens": room, **rule}
+    return [SamplingParams.model_validate({**asked, "seed": i}) for i in range(count)]
 
 
 def constrained(

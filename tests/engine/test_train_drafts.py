@@ -1,0 +1,180 @@
+"""What drafts are trained on is what drafting computes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.heads import target_ids
+from tandemrt.export.read.spec import ModelSpec
+from tests import dflash, eagle3
+from tools.drafts.dflash import DFlash
+from tools.drafts.eagle3 import Eagle3
+from tools.drafts.fit import fit
+from tools.drafts.pard import Pard
+from tools.drafts.texts import Batch, Text, batches, kept, most_frequent, write
+
+FEATURES, DRAFTED, MASK = (1, 3, 5), torch.arange(0, 64, 2), 63
+EAGLE3 = eagle3.Head(vocab=64, hidden=32, target_layers=6, draft_vocab=32, features=FEATURES, own_embedding=False)
+DFLASH = dflash.BlockHead(vocab=64, hidden=32, draft_vocab=32, block=5, mask_token=MASK, heads=2, kv_heads=1)
+
+
+def model(layers: int, seed: int) -> Any:
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+    )
+    torch.manual_seed(seed)
+    return shaken(Qwen3ForCausalLM(config).eval())
+
+
+@torch.no_grad()
+def shaken(module: Any) -> Any:
+    """Weights that hide no mistake, and that float16 keeps."""
+    for parameter in module.parameters():
+        parameter.add_(0.2 * torch.randn_like(parameter)).copy_(parameter.half())
+    return module
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return model(layers=6, seed=3).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    ids = torch.randint(63, (2, 14), generator=torch.Generator().manual_seed(4))
+    ids[1, 12:] = -1
+    return Batch(ids, torch.tensor([3, 5]))
+
+
+def read(target: Any, text: torch.Tensor) -> torch.Tensor:
+    states = target(text[None].clamp(min=0), output_hidden_states=True).hidden_states
+    return torch.cat([states[layer][0] for layer in FEATURES], -1)
+
+
+@torch.no_grad()
+def test_each_step_of_eagle3_sees_what_a_drafted_token_sees(tmp_path: Path, target: Any, batch: Batch) -> None:
+    head = shaken(Eagle3(target, DRAFTED, features=FEATURES, width=48))
+    ids = batch.ids.clamp(min=0)
+    features = torch.stack([read(target, row) for row in batch.ids])
+    found = head(ids, features, 3)
+    head.save(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(target.config.to_dict()))
+    drafted = target_ids(checkpoint, spec)
+    assert drafted is not None
+    assert drafted.tolist() == DRAFTED.tolist()
+    weights = {name: each.float() for name, each in load_file(tmp_path / "model.safetensors").items()}
+    for row, place in ((0, 3), (1, 8)):
+        defined = eagle3.Definition(EAGLE3, weights, target.model.embed_tokens.weight)
+        logits, state = defined(ids[row, 1 : place + 2], defined.fuse(features[row])[: place + 1])
+        for step, seen in enumerate(found):
+            torch.testing.assert_close(seen[row, place], logits[-1], atol=1e-4, rtol=1e-3)
+            logits, state = defined(ids[row, place + 2 + step, None], state[-1:])
+
+
+@torch.no_grad()
+def test_a_block_of_dflash_sees_what_a_drafted_block_sees(tmp_path: Path, target: Any, batch: Batch) -> None:
+    draft = shaken(DFlash(target, DRAFTED, features=FEATURES, heads=2, width=48, mask=MASK, block=5))
+    anchors = torch.tensor([[3, 9, 9], [11, 4, 0]])
+    features = torch.stack([read(target, row) for row in batch.ids])
+    found = draft(batch.ids.clamp(min=0), features, anchors)
+    draft.save(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    spec = DFlashSpec.from_hf(checkpoint.config, ModelSpec.from_hf(target.config.to_dict()))
+    assert (spec.block, spec.mask_token, spec.causal) == (5, MASK, (False, False))
+    weights = {name: each.float() for name, each in load_file(tmp_path / "model.safetensors").items()}
+    for row, places in enumerate(anchors.tolist()):
+        for at, place in enumerate(places):
+            defined = dflash.Definition(DFLASH, weights, target.model.embed_tokens.weight, target.lm_head.weight)
+            if place:
+                defined.context(features[row, :place])
+            logits = defined.draft(int(batch.ids[row, place]))[1:]
+            torch.testing.assert_close(found[row, at], logits, atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_a_mask_of_pard_sees_the_text_up_to_its_place_and_the_masks_in_front_of_it(
+    tmp_path: Path, target: Any, batch: Batch
+) -> None:
+    draft = model(layers=2, seed=5)
+    learner = Pard(target, draft, Tokenizer(), mask=MASK, window=4, kept=0.8)
+    shaken(draft)
+    chains = learner.chains(batch)
+    logits = draft.lm_head(learner.states(batch.ids.clamp(min=0), chains))
+    learner.save(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert saved.config.pard_token == MASK
+    seen = set()
+    for row, column in (chains.anchors >= 0).nonzero().tolist():
+        anchor, depth = int(chains.anchors[row, column]), int(chains.depths[row, column])
+        text = torch.cat([batch.ids[row, : anchor + 1], torch.tensor([MASK] * depth)])
+        torch.testing.assert_close(logits[row, 14 + column], saved(text[None]).logits[0, -1], atol=1e-4, rtol=1e-3)
+        assert anchor >= batch.begins[row] - 1, "a mask in a prompt"
+        assert anchor + depth + 1 < (batch.ids[row] >= 0).sum(), "a mask that foresees padding"
+        assert depth == 1 or (row, anchor, depth - 1) in seen, "a mask without one in front of it"
+        seen.add((row, anchor, depth))
+    assert {depth for _, _, depth in seen} == {1, 2, 3}
+    torch.testing.assert_close(logits[0, :14], saved(batch.ids[:1]).logits[0], atol=1e-4, rtol=1e-3)
+
+
+class Tokenizer:
+    """Files of a tokenizer matter to no test here."""
+
+    def save_pretrained(self, folder: Path) -> None: ...
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "pard", "dflash"])
+def test_a_draft_learns_what_its_target_writes(tmp_path: Path, target: Any, kind: str) -> None:
+    torch.manual_seed(0)
+    texts = write(target, [[1 + at] * 3 for at in range(4)], ends=62, longest=9, together=2)
+    draft: Any
+    match kind:
+        case "eagle3":
+            draft = Eagle3(target, DRAFTED, features=FEATURES, width=48)
+        case "dflash":
+            draft = DFlash(target, DRAFTED, features=FEATURES, heads=2, width=48, mask=MASK, block=5)
+        case _:
+            draft = Pard(target, model(layers=2, seed=5), Tokenizer(), mask=MASK, window=4)
+    given = next(batches(texts, 4, 0, "cpu"))
+    before = draft.losses(given)[0].item()
+    fit(draft, batches(texts, 4, 0, "cpu"), 12, 5e-3, tmp_path / "draft")
+    assert draft.losses(given)[0].item() < 0.7 * before
+    assert (tmp_path / "draft" / "model.safetensors").exists()
+
+
+def test_texts_are_prompts_with_the_targets_answers_and_are_kept(tmp_path: Path, target: Any) -> None:
+    prompts = [[5, 6, 7, 8], [9], [1, 2]]
+    texts = write(target, prompts, ends=62, longest=6, together=2)
+    for text, prompt in zip(texts, sorted(prompts, key=len), strict=True):
+        assert text.ids[: text.begin].tolist() == prompt
+        assert 1 <= len(text.ids) - text.begin <= 6
+    greedy = target.generate(torch.tensor([[9]]), max_new_tokens=6, do_sample=False, eos_token_id=62, pad_token_id=62)
+    assert texts[0].ids.tolist() == greedy[0].tolist()
+    path = tmp_path / "texts"
+    for written in (lambda: texts, list):
+        again = kept(path, written)
+        assert [(text.ids.tolist(), text.begin) for text in again] == [(t.ids.tolist(), t.begin) for t in texts]
+
+
+def test_the_drafted_tokens_are_the_most_frequent_ones_of_answers() -> None:
+    texts = [Text(torch.tensor([0, 0, 0, 5, 3, 3]), 3), Text(torch.tensor([0, 5, 5, 7]), 1)]
+    drafted, share = most_frequent(texts, 2, 8)
+    assert drafted.tolist() == [3, 5]
+    assert share == pytest.approx(5 / 6)

@@ -1,0 +1,50 @@
+"""What drafts in the form of ``speculators`` have in common: the fields of their layers, maps of their vocabulary."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+
+def save(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    vocabulary: torch.Tensor,
+    target: Any,
+    layers: Mapping[str, Any],
+    said: Mapping[str, Any],
+) -> None:
+    """Write the folder that ``speculators`` would: weights in float16, the embedding left to the target.
+
+    ``vocabulary``: ids of the target that are drafted, ascending. ``layers`` and ``said`` are fields of config.json: of
+    the draft's layers, beside what these have in common with the target, and of the draft.
+    """
+    config, vocabulary = target.config, vocabulary.cpu()
+    known = torch.zeros(config.vocab_size, dtype=torch.bool)
+    known[vocabulary] = True
+    maps = {"d2t": vocabulary - torch.arange(len(vocabulary)), "t2d": known}
+    layer_config = {
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_parameters": {"rope_theta": config.rope_parameters["rope_theta"], "rope_type": "default"},
+        "tie_word_embeddings": False,
+        "vocab_size": config.vocab_size,
+        **layers,
+    }
+    written = {
+        **said,
+        "draft_vocab_size": len(vocabulary),
+        "dtype": "float16",
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layer_config,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: each.detach().half().cpu().contiguous() for name, each in tensors.items()}
+    save_file(weights | maps, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")

@@ -1,0 +1,173 @@
+"""A DFlash draft in torch, for training: blocks of masks over the target's states (arXiv 2602.06036).
+
+In training many blocks stand over one text, each behind an anchor of its own, and see no other block.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tools.drafts import checkpoint
+from tools.drafts.layers import Mlp, fusion, linear, rotated, split
+from tools.drafts.teacher import score, teach
+from tools.drafts.texts import Batch
+
+
+class DFlash(nn.Module):
+    """The draft of ``target``, which drafts the tokens ``vocabulary`` (ascending ids of the target) in blocks.
+
+    It reads the inputs of the target's layers ``features``. Its layers have ``heads`` heads, of the target's head_dim
+    and grouped as the target's, and MLPs ``width`` wide, which begin as parts of those of the target's last layers.
+    ``mask``: an id of the target that no text has. ``anchors``: blocks that a text is trained for at a time, drawn by
+    ``seed``.
+    """
+
+    vocabulary: torch.Tensor
+
+    def __init__(
+        self,
+        target: Any,
+        vocabulary: torch.Tensor,
+        *,
+        features: Sequence[int],
+        heads: int,
+        width: int,
+        mask: int,
+        layers: int = 2,
+        block: int = 8,
+        anchors: int = 24,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        config = target.config
+        hidden, head_dim = config.hidden_size, config.head_dim
+        self.heads, self.head_dim, self.theta = heads, head_dim, config.rope_parameters["rope_theta"]
+        self.kv_heads = heads * config.num_key_value_heads // config.num_attention_heads
+        self.features, self.width, self.mask, self.block, self.anchors = tuple(features), width, mask, block, anchors
+        self._generator = torch.Generator().manual_seed(seed)
+        self._target = [target]  # in a list: no part of the draft
+        self.register_buffer("vocabulary", vocabulary, persistent=False)
+        self.fc = fusion(len(self.features), hidden)
+        self.hidden_norm, self.norm = (nn.RMSNorm(hidden, eps=config.rms_norm_eps) for _ in range(2))
+        self.layers = nn.ModuleList(
+            _Layer(like, hidden, heads, self.kv_heads, head_dim, width, config.rms_norm_eps, self.theta)
+            for like in target.model.layers[-layers:]
+        )
+        self.lm_head = linear(hidden, len(vocabulary))
+        with torch.no_grad():
+            self.norm.weight.copy_(target.model.norm.weight)
+            self.lm_head.weight.copy_(target.lm_head.weight[vocabulary])
+
+    def parameters_to_learn(self) -> list[nn.Parameter]:
+        """See Draft.parameters_to_learn."""
+        return list(self.parameters())
+
+    def losses(self, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """See Draft.losses. A token of a block weighs less the further it stands behind the anchor, as published."""
+        tokens, device = batch.ids.clamp(min=0), batch.ids.device
+        lesson = teach(self._target[0], tokens, self.features, self.vocabulary)
+        lengths = (batch.ids >= 0).sum(1)
+        drawn = torch.rand(len(tokens), self.anchors, generator=self._generator).to(device)
+        first = batch.begins - 1  # the newest token is a prompt's last one, or one of the answer
+        anchors = first[:, None] + (drawn * (lengths - 1 - first)[:, None]).long()
+        logits = self(tokens, lesson.features, anchors)
+        ahead = torch.arange(1, self.block, device=device)
+        places = anchors[..., None] + ahead  # of the tokens that are foreseen
+        inside = places < lengths[:, None, None]
+        rows = torch.arange(len(tokens), device=device)[:, None, None]
+        known = (places - 1).clamp(max=tokens.shape[1] - 1)
+        laws, best = lesson.laws[rows, known], lesson.best[rows, known]
+        decay = torch.exp(-(ahead - 1) / (self.block / 2))
+        loss, _ = score(logits, laws, best, inside * decay, self.vocabulary)
+        right = (self.vocabulary[logits.detach().argmax(-1)] == best) & inside
+        return loss, list(right.sum((0, 1)) / inside.sum((0, 1)).clamp(min=1))
+
+    def forward(self, ids: torch.Tensor, features: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+        """Logits [batch, anchors, block - 1, draft vocabulary] of the tokens behind ``anchors`` [batch, anchors].
+
+        ``ids`` [batch, length], ``features`` [batch, length, layers * hidden]; of a block's own places and of those
+        behind it nothing is seen.
+        """
+        device, block = ids.device, self.block
+        within = torch.arange(block, device=device)
+        places = (anchors[..., None] + within).flatten(1)
+        whose = torch.arange(anchors.shape[1], device=device).repeat_interleave(block)
+        context = torch.arange(ids.shape[1], device=device)
+        seen = context < anchors.repeat_interleave(block, 1)[..., None]
+        own = (whose[:, None] == whose).expand(len(ids), -1, -1)
+        mask = torch.cat([seen, own], -1)[:, None]
+        known = torch.full_like(places, self.mask).view(*anchors.shape, block)
+        known[..., 0] = ids.gather(1, anchors)
+        with torch.no_grad():
+            x = self._target[0].model.embed_tokens(known.flatten(1))
+        state = self.hidden_norm(self.fc(features))
+        for layer in self.layers:
+            x = layer(x, places, state, context, mask)
+        x = x.view(*anchors.shape, block, -1)[:, :, 1:]
+        found: torch.Tensor = self.lm_head(self.norm(x))
+        return found
+
+    def save(self, folder: Path) -> None:
+        """See Draft.save. In the form of ``speculators``."""
+        layers = {
+            "model_type": "qwen3",
+            "head_dim": self.head_dim,
+            "intermediate_size": self.width,
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": len(self.layers),
+            "num_key_value_heads": self.kv_heads,
+        }
+        said = {
+            "architectures": ["DFlashDraftModel"],
+            "speculators_model_type": "dflash",
+            "aux_hidden_state_layer_ids": list(self.features),
+            "block_size": self.block,
+            "mask_token_id": self.mask,
+            "sample_from_anchor": False,
+        }
+        checkpoint.save(folder, self.state_dict(), self.vocabulary, self._target[0], layers, said)
+
+
+class _Attention(nn.Module):
+    def __init__(self, hidden: int, heads: int, kv_heads: int, head_dim: int, eps: float, theta: float) -> None:
+        super().__init__()
+        self.head_dim, self.theta, self.group = head_dim, theta, heads // kv_heads
+        self.q_proj, self.o_proj = linear(hidden, heads * head_dim), linear(heads * head_dim, hidden)
+        self.k_proj, self.v_proj = (linear(hidden, kv_heads * head_dim) for _ in range(2))
+        self.q_norm, self.k_norm = (nn.RMSNorm(head_dim, eps=eps) for _ in range(2))
+
+    def forward(
+        self, x: torch.Tensor, places: torch.Tensor, state: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        query = rotated(self.q_norm(split(self.q_proj(x), self.head_dim)), places, self.theta)
+        keys, values = [], []
+        for each, where in ((state, context), (x, places)):
+            keys.append(rotated(self.k_norm(split(self.k_proj(each), self.head_dim)), where, self.theta))
+            values.append(split(self.v_proj(each), self.head_dim))
+        key, value = (torch.cat(each, 2).repeat_interleave(self.group, 1) for each in (keys, values))
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        found: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return found
+
+
+class _Layer(nn.Module):
+    def __init__(
+        self, like: Any, hidden: int, heads: int, kv_heads: int, head_dim: int, width: int, eps: float, theta: float
+    ) -> None:
+        super().__init__()
+        self.self_attn = _Attention(hidden, heads, kv_heads, head_dim, eps, theta)
+        self.mlp = Mlp(like, width)
+        self.input_layernorm, self.post_attention_layernorm = (nn.RMSNorm(hidden, eps=eps) for _ in range(2))
+        with torch.no_grad():
+            self.post_attention_layernorm.weight.copy_(like.post_attention_layernorm.weight)
+
+    def forward(
+        self, x: torch.Tensor, places: torch.Tensor, state: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), places, state, context, mask)
+        found: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return found

@@ -1,0 +1,53 @@
+"""Training of a draft, with its progress: AdamW, a warm-up, a cosine. What is interrupted is there as far as it got."""
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from tools.drafts.texts import Batch
+
+_console = Console()
+
+
+class Draft(Protocol):
+    """A draft in training."""
+
+    def parameters_to_learn(self) -> list[torch.nn.Parameter]: ...
+
+    def losses(self, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """A scalar to lessen; and for each drafted token which part of the target's likeliest tokens is foreseen."""
+
+    def save(self, folder: Path) -> None: ...
+
+
+def fit(draft: Draft, batches: Iterator[Batch], steps: int, rate: float, folder: Path) -> None:
+    """Train for ``steps`` batches, at a learning rate of at most ``rate``; write ``folder`` ten times."""
+    parameters = draft.parameters_to_learn()
+    _console.print(f"{sum(each.numel() for each in parameters) / 1e6:.2f} million parameters to learn")
+    optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    started, reports = time.perf_counter(), math.ceil(steps / 10)
+    for step, batch in zip(track(range(1, steps + 1)), batches, strict=False):
+        loss, right = draft.losses(batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % reports == 0 or step == steps:
+            found = " ".join(f"{float(each):.3f}" for each in right)
+            seconds = time.perf_counter() - started
+            _console.print(f"step {step}/{steps}: loss {loss.item():.4f}, foreseen {found}, {seconds:.0f} s")
+            draft.save(folder)
+    _console.print(f"saved {folder}")
+
+
+def _rate(step: int, steps: int) -> float:
+    warmup = max(1, min(20, steps // 10))
+    return (step + 1) / warmup if step < warmup else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps))

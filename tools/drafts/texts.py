@@ -1,0 +1,87 @@
+"""What a target writes, as material to train its drafts on."""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.progress import track
+from safetensors.torch import load_file, save_file
+
+
+class Text(NamedTuple):
+    """Token ids [length], int64, of a prompt and of the answer behind it, which begins at ``begin``."""
+
+    ids: torch.Tensor
+    begin: int
+
+
+class Batch(NamedTuple):
+    """Token ids [texts, length], int64, -1 behind the end of a text, and where answers begin [texts]."""
+
+    ids: torch.Tensor
+    begins: torch.Tensor
+
+
+@torch.inference_mode()
+def write(target: Any, prompts: Sequence[Sequence[int]], *, ends: int, longest: int, together: int) -> list[Text]:
+    """Ask ``target`` ``together`` prompts at a time; every second batch is drawn at temperature 1, the others greedily.
+
+    Answers end with the token ``ends``, or behind ``longest`` tokens. Draws follow from the state of torch's generator.
+    """
+    found = []
+    order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))  # of like length: little is padded
+    batches = [order[at : at + together] for at in range(0, len(order), together)]
+    for number, batch in enumerate(track(batches, description="the target writes")):
+        width = max(len(prompts[at]) for at in batch)
+        padding = torch.tensor([width - len(prompts[at]) for at in batch])
+        ids = torch.tensor([[ends] * (width - len(prompts[at])) + list(prompts[at]) for at in batch])
+        mask = torch.arange(width) >= padding[:, None]
+        drawn = (
+            {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0} if number % 2 else {"do_sample": False}
+        )
+        output = target.generate(
+            input_ids=ids.to(target.device),
+            attention_mask=mask.long().to(target.device),
+            max_new_tokens=longest,
+            eos_token_id=ends,
+            pad_token_id=ends,
+            **drawn,
+        ).cpu()
+        for at, row, pad in zip(batch, output, padding.tolist(), strict=True):
+            over = (row[width:] == ends).nonzero()
+            stop = width + int(over[0]) + 1 if len(over) else len(row)
+            found.append(Text(row[pad:stop].clone(), len(prompts[at])))
+    return found
+
+
+def kept(path: Path | None, written: Any) -> list[Text]:
+    """The texts in the file ``path``; without it those that ``written()`` gives, which are then kept there."""
+    if path is not None and path.exists():
+        file = load_file(path)
+        ids = file["ids"].split(file["lengths"].tolist())
+        return [Text(*text) for text in zip(ids, file["begins"].tolist(), strict=True)]
+    texts: list[Text] = written()
+    if path is not None:
+        lengths, begins = torch.tensor([[len(text.ids), text.begin] for text in texts]).T.contiguous()
+        save_file({"ids": torch.cat([text.ids for text in texts]), "lengths": lengths, "begins": begins}, path)
+    return texts
+
+
+def batches(texts: Sequence[Text], count: int, seed: int, device: str) -> Iterator[Batch]:
+    """``count`` texts at a time, of like length together, in another order each time, without an end."""
+    order, rng = sorted(texts, key=lambda text: len(text.ids)), random.Random(seed)
+    while True:
+        chunks = [order[at : at + count] for at in range(0, len(order), count)]
+        rng.shuffle(chunks)
+        for chunk in chunks:
+            ids = torch.nn.utils.rnn.pad_sequence([text.ids for text in chunk], batch_first=True, padding_value=-1)
+            yield Batch(ids.to(device), torch.tensor([text.begin for text in chunk]).to(device))
+
+
+def most_frequent(texts: Sequence[Text], count: int, vocab: int) -> tuple[torch.Tensor, float]:
+    """The ``count`` tokens of ``vocab`` that answers have most often, ascending, and which part of answers they are."""
+    counts = torch.bincount(torch.cat([text.ids[text.begin :] for text in texts]), minlength=vocab)
+    chosen = counts.argsort(descending=True, stable=True)[:count].sort().values
+    return chosen, float(counts[chosen].sum() / counts.sum())

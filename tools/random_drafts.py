@@ -1,0 +1,97 @@
+"""Write a draft with random weights for a random target, at the shapes of published ones: what a round with it costs.
+
+What it drafts is worth nothing, so benchmarks accept it by the rule synthetic.
+"""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tools.filler_tokenizer import write_tokenizer
+from tools.random_checkpoint import Dtype, Family, Size, write_config
+from tools.random_pair import random_weights, write_weights
+
+Shapes = dict[str, tuple[int, ...]]
+KNOWN = 32_000  # tokens that EAGLE-3 heads know
+BLOCK_LAYERS, BLOCK = 5, 16  # of DFlash drafts
+_LAYER = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
+    *("rope_parameters", "hidden_act", "attention_bias", "max_position_embeddings", "vocab_size"),
+)
+
+
+class Kind(StrEnum):
+    """``model`` is written with its target (tools/random_pair.py)."""
+
+    MODEL = "model"
+    EAGLE3 = "eagle3"
+    PARD = "pard"
+    DFLASH = "dflash"
+    MTP = "mtp"
+
+
+def write_draft(folder: Path, kind: Kind, target: Path, *, device: str, dtype: Dtype, seed: int = 1) -> None:
+    """Write the checkpoint of a draft for the Llama in ``target``; its weights are made on ``device``.
+
+    eagle3: one layer as wide as the target's, 32,000 tokens (an eighth of a smaller vocabulary). pard: a Llama of 1B
+    for a vocabulary of that size, else one of the small size. dflash: 5 layers, blocks of 16. mtp: one layer.
+    """
+    config = json.loads((target / "config.json").read_text())
+    if kind is Kind.PARD:
+        _write_pard(folder, config, device=device, dtype=dtype, seed=seed)
+        return
+    layers, hidden, vocab = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
+    layer: dict[str, Any] = {name: config[name] for name in _LAYER} | {"tie_word_embeddings": False}
+    features = [2, layers // 2, layers - 3] if layers > 6 else [1, 2, 3]
+    own: dict[str, Any] = {"aux_hidden_state_layer_ids": features, "mask_token_id": vocab - 5, "block_size": BLOCK}
+    count, family, prefix, inner = 1, "llama", "layers", hidden
+    fused: Shapes = {"fc.weight": (hidden, len(features) * hidden), "norm.weight": (hidden,)}
+    known: dict[str, torch.Tensor] = {}
+    if kind is Kind.EAGLE3:
+        size = min(KNOWN, vocab // 8)
+        own = {"eagle_aux_hidden_state_layer_ids": features, "draft_vocab_size": size}
+        fused |= {"lm_head.weight": (size, hidden), "layers.0.hidden_norm.weight": (hidden,)}
+        known["d2t"] = torch.arange(size) * (vocab // size - 1)  # every so many tokens one
+        inner = 2 * hidden
+    elif kind is Kind.DFLASH:
+        own["draft_vocab_size"] = vocab
+        count, family = BLOCK_LAYERS, "qwen3"
+        fused["hidden_norm.weight"] = (hidden,)
+    else:
+        own, prefix = {"num_nextn_predict_layers": 1}, "mtp_layers"
+        norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
+        fused = {f"mtp_layers.0.{name}.weight": (hidden,) for name in norms}
+        fused["mtp_layers.0.input_proj.weight"] = (hidden, 2 * hidden)
+    shapes = fused
+    for at in range(count):
+        shapes |= _layer(f"{prefix}.{at}", layer, inner=inner if at == 0 else hidden, normed=family == "qwen3")
+    folder.mkdir(parents=True, exist_ok=True)
+    inside = layer | {"model_type": family, "num_hidden_layers": layers if kind is Kind.MTP else count}
+    said = {"speculators_model_type": kind.value, "transformer_layer_config": inside}
+    (folder / "config.json").write_text(json.dumps(said | own))
+    write_weights(folder, random_weights(shapes, getattr(torch, dtype.value), device, seed) | known)
+
+
+def _write_pard(folder: Path, target: dict[str, Any], *, device: str, dtype: Dtype, seed: int) -> None:
+    vocab = target["vocab_size"]
+    size, layers = (Size.B1, None) if vocab > KNOWN else (Size.SMALL, 1)
+    ids = {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4, "vocab_size": vocab}
+    shapes = write_config(folder, Family.LLAMA, size, layers=layers, dtype=dtype, pard_token=vocab - 5, **ids)
+    write_weights(folder, random_weights(shapes, getattr(torch, dtype.value), device, seed))
+    write_tokenizer(folder, vocab)
+
+
+def _layer(name: str, config: dict[str, Any], *, inner: int, normed: bool) -> Shapes:
+    """The tensors of a layer whose attention reads ``inner`` numbers; ``normed``: queries and keys are."""
+    hidden, wide, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv_heads = size * config["num_attention_heads"], size * config["num_key_value_heads"]
+    found: Shapes = {f"{name}.self_attn.{kind}_norm.weight": (size,) for kind in "qk"} if normed else {}
+    found |= {f"{name}.{each}.weight": (hidden,) for each in ("input_layernorm", "post_attention_layernorm")}
+    for kind, width in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        found[f"{name}.self_attn.{kind}_proj.weight"] = (width, inner)
+    found[f"{name}.self_attn.o_proj.weight"] = (hidden, heads)
+    found |= {f"{name}.mlp.{kind}_proj.weight": (wide, hidden) for kind in ("gate", "up")}
+    return found | {f"{name}.mlp.down_proj.weight": (hidden, wide)}
