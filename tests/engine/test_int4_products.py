@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import BuildReport, build
 from tandemrt.export.model.graphs import open_models
 from tandemrt.export.quantize.blocks import Blocks, Form
+from tandemrt.plugins.kernels.int4_product import launch
+from tandemrt.plugins.launch import Context
 from tandemrt.plugins.reference.int4 import int4_product
 from tests.engine import narrow
 from tests.engine.decoding import Decoder, expected_logits, open_steps
@@ -122,6 +125,23 @@ def test_4_bits_in_float32_are_refused_on_a_gpu(tmp_path: Path) -> None:
     recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=PAGED))
     with pytest.raises(BadRecipe, match=r"in 4 bits needs target\.dtype 'bfloat16' or 'float16' on .* got 'float32'"):
         open_models(recipe)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": torch.ones(2, 128)}, r"x: bfloat16 or float16 is needed, got torch\.float32"),
+        ({"x": torch.ones(2, 130).half()}, r"scales: outputs and inputs in multiples of 8 .* got \(16, 4\)"),
+        ({"product": torch.ones(2, 8).half()}, r"for x \(2, 128\) and product \(2, 8\), got \(16, 4\)"),
+        ({"scales": torch.ones(16, 8).half()}, r"one for 32, 64, 128 inputs are needed, .* got \(16, 8\)"),
+        ({"weight": torch.ones(16, 128, dtype=torch.uint8)}, r"weight: \(16, 64\) is needed, got \(16, 128\)"),
+    ],
+)
+def test_kernels_refuse_what_does_not_fit_together(changes: dict[str, torch.Tensor], message: str) -> None:
+    given = {"x": torch.ones(2, 128).half(), "scales": torch.ones(16, 4).half(), "product": torch.ones(2, 16).half()}
+    given["weight"] = torch.ones(16, 64, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=message):
+        launch(given | changes, {}, Context(torch.device("cpu")))
 
 
 def test_a_bundle_of_whole_weights_has_no_kernels_of_4_bits(tmp_path: Path) -> None:

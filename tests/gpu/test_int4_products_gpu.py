@@ -9,9 +9,12 @@ import torch
 from tandemrt import LLM
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.plugins.kernels import int4_product
 from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.plugins.launch import Context
 from tests.engine import narrow
 from tests.engine.decoding import Decoder, expected_logits, open_steps
+from tests.engine.face_cases import cases, hold
 from tests.engine.test_quantized_checkpoints import INT4
 from tests.gpu.here import compute_capabilities
 from tests.gpu.rounds import EVEN, MIXED, drive, first_difference, paged, told
@@ -50,6 +53,14 @@ def test_logits_are_those_that_the_checkpoint_means(
             wanted = torch.stack([logits[start : start + query] for logits in expected])
             assert (found - wanted).norm() < near * wanted.norm()
             start += query
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_become_numbers_a_part_at_a_time(kernels: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int4_product, "_SCRATCH", 400_000)  # bytes: parts of 256 outputs
+    context = Context(torch.device("cuda", 0), kernels)
+    for case in [*cases("int4_product", dtype)][-2:]:
+        hold("int4_product", case, context)
 
 
 @pytest.fixture(scope="module")
