@@ -83,6 +83,7 @@ def decoder(
     vocab: int,
     dtype: str,
     cache: CacheKind = "linear",
+    kv_dtype: str | None = None,
     features: int = 0,
 ) -> Contract:
     """The contract of a target or of an independent draft model.
@@ -96,6 +97,8 @@ def decoder(
     A *paged* one has blocks of BLOCK_SIZE tokens that all rows share: position p of row b lies at p % BLOCK_SIZE of
     block block_table[b, p // BLOCK_SIZE]. Its calls are packed (``packed``): ``score_rows`` says which tokens of the
     call get logits, counted from its first.
+
+    Keys and values are held in ``kv_dtype``, None: in ``dtype``.
 
     A target whose draft reads its states gives ``features`` of every token, so many numbers wide.
     """
@@ -111,12 +114,12 @@ def decoder(
             Binding("write_index", "int64", ("batch",)),
             Binding("score_rows", "int64", ("batch", "rows")),
             *(packed(table_width(capacity)) if paged else ()),
-            *(Binding(f"past_{kind}", dtype, shape) for kind in kinds),
+            *(Binding(f"past_{kind}", kv_dtype or dtype, shape) for kind in kinds),
         ),
         outputs=(
             Binding("logits", dtype, ("batch", "rows", vocab)),
             *((Binding("features", dtype, (*fed, features)),) if features else ()),
-            *(Binding(f"present_{kind}", dtype, shape) for kind in kinds),
+            *(Binding(f"present_{kind}", kv_dtype or dtype, shape) for kind in kinds),
         ),
         aliases=tuple((f"present_{kind}", f"past_{kind}") for kind in kinds),
     )

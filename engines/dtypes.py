@@ -9,7 +9,7 @@ ONNX = {
     "float16": 10,
     "uint32": 12,
     "bfloat16": 16,
-    "float8_e4m3fn": 17,  # of weights, and what inputs of products are rounded to
+    "float8_e4m3fn": 17,  # of weights, keys and values, and what inputs of products are rounded to
 }  # TensorProto.DataType, which onnx-ir and onnxruntime's IO binding use too
 BYTES = {
     "float32": 4,
@@ -35,6 +35,8 @@ KERNEL_SUFFIX = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 COMPUTE = ("float32", "float16", "bfloat16")  # what a decoder may compute in
 BITS = {"int8": 8, "int4": 4}  # what the weights of a decoder may be rounded to, beside
 HALF = ("float16", "bfloat16")
+FLOAT8 = "float8_e4m3fn"
+KV_DTYPES = {"float8_e4m3": FLOAT8}  # what keys and values may be rounded to, as recipes call it
 
 
 def computed_in(dtype: str, *, paged: bool) -> str:

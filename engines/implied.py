@@ -5,7 +5,7 @@ from typing import Any
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.drafts import DRAFTS
-from tandemrt.engines.dtypes import COMPUTE
+from tandemrt.engines.dtypes import COMPUTE, FLOAT8
 from tandemrt.engines.errors import BadBundle, clipped
 from tandemrt.engines.manifest import EngineName, Manifest
 
@@ -54,6 +54,8 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         "dtype": dtype,
         "cache": "linear" if manifest.limits.cache_blocks is None else "paged",
     }
+    if name in ("target", "draft") and sizes["cache"] == "paged" and keys and keys[0].dtype == FLOAT8:
+        sizes["kv_dtype"] = FLOAT8
     if name == "context":
         return contract.context(features=features, **sizes)
     if name == "draft" and "fuse" in manifest.engines:

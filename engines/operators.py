@@ -60,7 +60,6 @@ SAMPLING = (
 )
 _WINDOW_LOGITS = Binding("logits", T, ("batch", "window+1", "vocab"))
 _DRAFT_TOKENS = Binding("draft_tokens", "int64", ("batch", "window"))
-_CACHE: tuple[Dim, ...] = ("blocks", "kv_heads", "block_size", "head_dim")
 _DRAFTS = (_DRAFT_TOKENS, Binding("draft_len", "int64", ("batch",)))
 _STATIC_SCALE = Binding("static_scale", "float32", (1,))
 # The bytes of numbers in float8_e4m3fn, because ONNX joins no float8.
@@ -72,6 +71,53 @@ def _quantized(width: str) -> tuple[Binding, Binding]:
     """Numbers in float8 and a scale for each token."""
     quantized = Binding("quantized", "float8_e4m3fn", ("tokens", width))
     return quantized, Binding("scales", "float32", ("tokens", 1))
+
+
+def _attention(
+    name: str,
+    cache: str,
+    *,
+    kernels: str,
+    scales: tuple[str, ...] = (),
+    compute_capability: Capability = OLDEST_WITH_KERNELS,
+) -> Schema:
+    """Attention over a paged cache that holds ``cache``; ``scales`` are attributes beside those of every attention."""
+    shape: tuple[Dim, ...] = ("blocks", "kv_heads", "block_size", "head_dim")
+    return Schema(
+        name,
+        inputs=(
+            Binding("qkv", T, ("tokens", "qkv_width")),
+            Binding("key_cache", cache, shape),
+            Binding("value_cache", cache, shape),
+            Binding("block_table", "int32", ("batch", "max_blocks")),
+            Binding("write_index", "int64", ("batch",)),
+            Binding("prompt_rows", "int32", ("prompt_tokens",)),
+            Binding("prompt_starts", "int32", ("prompts+1",)),
+            Binding("prompt_index", "int64", ("prompts",)),
+            Binding("prompt_table", "int32", ("prompts", "max_blocks")),
+            Binding("cosine", T, ("positions", "half_head_dim")),
+            Binding("sine", T, ("positions", "half_head_dim")),
+            Binding("q_norm", T, ("head_dim",)),
+            Binding("k_norm", T, ("head_dim",)),
+        ),
+        outputs=(
+            Binding("mixed", T, ("tokens", "mixed_width")),
+            Binding("present_key_cache", cache, shape),
+            Binding("present_value_cache", cache, shape),
+        ),
+        attributes={
+            "heads": "int",
+            "kv_heads": "int",
+            "sliding_window": "int",
+            "scale": "float",
+            "epsilon": "float",
+            **dict.fromkeys(scales, "float"),
+        },
+        in_place={"present_key_cache": "key_cache", "present_value_cache": "value_cache"},
+        optional=("q_norm", "k_norm"),
+        kernels=kernels,
+        compute_capability=compute_capability,
+    )
 
 
 SCHEMAS = {
@@ -121,38 +167,14 @@ SCHEMAS = {
             optional=("draft_probs",),
             kernels="verify",
         ),
-        Schema(
-            "window_attention",
-            inputs=(
-                Binding("qkv", T, ("tokens", "qkv_width")),
-                Binding("key_cache", T, _CACHE),
-                Binding("value_cache", T, _CACHE),
-                Binding("block_table", "int32", ("batch", "max_blocks")),
-                Binding("write_index", "int64", ("batch",)),
-                Binding("prompt_rows", "int32", ("prompt_tokens",)),
-                Binding("prompt_starts", "int32", ("prompts+1",)),
-                Binding("prompt_index", "int64", ("prompts",)),
-                Binding("prompt_table", "int32", ("prompts", "max_blocks")),
-                Binding("cosine", T, ("positions", "half_head_dim")),
-                Binding("sine", T, ("positions", "half_head_dim")),
-                Binding("q_norm", T, ("head_dim",)),
-                Binding("k_norm", T, ("head_dim",)),
-            ),
-            outputs=(
-                Binding("mixed", T, ("tokens", "mixed_width")),
-                Binding("present_key_cache", T, _CACHE),
-                Binding("present_value_cache", T, _CACHE),
-            ),
-            attributes={
-                "heads": "int",
-                "kv_heads": "int",
-                "sliding_window": "int",
-                "scale": "float",
-                "epsilon": "float",
-            },
-            in_place={"present_key_cache": "key_cache", "present_value_cache": "value_cache"},
-            optional=("q_norm", "k_norm"),
-            kernels="attention",
+        _attention("window_attention", T, kernels="attention"),
+        # A name of its own: its kernels need newer GPUs. What the caches hold of keys and values is over the scales.
+        _attention(
+            "float8_window_attention",
+            "float8_e4m3fn",
+            kernels="attention_float8",
+            scales=("key_scale", "value_scale"),
+            compute_capability=FLOAT8_FROM,
         ),
         Schema(  # of any rank: the last dimension is what it works on
             "swiglu",

@@ -23,7 +23,7 @@ from pydantic import (
 from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.drafts import DRAFTS
-from tandemrt.engines.dtypes import BITS, computed_in
+from tandemrt.engines.dtypes import BITS, KV_DTYPES, computed_in
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabilities
@@ -35,6 +35,7 @@ HEADS = tuple(kind for kind, needs in DRAFTS.items() if needs.features)
 KINDS = (*DRAFTS, "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 Dtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
+KvDtype = Literal["float8_e4m3", "float32", "float16", "bfloat16"]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Window = Annotated[int, Field(ge=1, le=16)]
@@ -56,13 +57,17 @@ class _WithCheckpoint(Section):
 
 
 class Target(_WithCheckpoint):
-    """The model whose text is wanted."""
+    """The model whose text is wanted.
+
+    ``kv_dtype``: what its cache holds keys and values in; None: as its checkpoint says, else what it computes in.
+    """
 
     dtype: Dtype = "float32"
+    kv_dtype: KvDtype | None = None
 
 
 class ModelDraft(_WithCheckpoint):
-    """A smaller model of the same vocabulary drafts. ``dtype`` None means the target's.
+    """A smaller model of the same vocabulary drafts. ``dtype`` and ``kv_dtype`` None mean the target's.
 
     ``sampling`` "greedy": its likeliest tokens, whatever the temperature; None: drawn as a request's rule has it.
     ``greedy_below``: the same for requests of a lower temperature.
@@ -70,6 +75,7 @@ class ModelDraft(_WithCheckpoint):
 
     kind: Literal["model"]
     dtype: Dtype | None = None
+    kv_dtype: KvDtype | None = None
     window: Window = 4
     sampling: Literal["greedy"] | None = None
     greedy_below: Annotated[float, Field(strict=False, ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
@@ -109,6 +115,7 @@ class PardDraft(_WithCheckpoint):
 
     kind: Literal["pard"]
     dtype: Dtype | None = None
+    kv_dtype: KvDtype | None = None
     window: Window = 8
 
 
@@ -200,11 +207,14 @@ class Recipe(Section):
     _file: str = PrivateAttr(default="")
 
     @classmethod
-    def load(cls, path: str | Path, *, backend: str | None = None, dtype: str | None = None) -> "Recipe":
+    def load(
+        cls, path: str | Path, *, backend: str | None = None, dtype: str | None = None, kv_dtype: str | None = None
+    ) -> "Recipe":
         """Read and check a recipe file. Raises BadRecipe with one line per violation.
 
         ``backend`` takes the place of the file's [backend] section unless that has this name already (for tensorrt-rtx
-        with every compute capability it builds for), ``dtype`` the place of the target's and the draft's.
+        with every compute capability it builds for), ``dtype`` and ``kv_dtype`` the place of the target's and the
+        draft's.
         """
         try:
             path = Path(path).resolve()
@@ -216,12 +226,13 @@ class Recipe(Section):
         except ValueError as error:  # of UTF-8, of TOML, or of a number with thousands of digits
             raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {clipped(error)}. Correct the file.") from error
         _refuse_planned(data, path)
-        asked = {name: value for name, value in (("backend", backend), ("dtype", dtype)) if value is not None}
+        given = {"backend": backend, "dtype": dtype, "kv_dtype": kv_dtype}
+        asked = {name: value for name, value in given.items() if value is not None}
         _override(data, **asked)
         try:
             recipe = cls.model_validate(data, context={"folder": path.parent})
         except ValidationError as error:
-            options = "".join(f" with --{name} {value}" for name, value in asked.items())
+            options = "".join(f" with --{name.replace('_', '-')} {value}" for name, value in asked.items())
             raise BadRecipe(f"recipe {path}{options} must be corrected:\n{explain(error, tags=KINDS)}") from error
         recipe._file = str(path)
         recipe._digest = hashlib.sha256(content + (json.dumps(asked).encode() if asked else b"")).hexdigest()
@@ -269,6 +280,13 @@ class Recipe(Section):
     def computed_in(self, dtype: str) -> str:
         """What a decoder of ``dtype`` computes in on the recipe's backend."""
         return computed_in(dtype, paged=self.cache == "paged")
+
+    @property
+    def draft_kv_dtype(self) -> KvDtype | None:
+        """What the recipe says of the cache of a draft model: its own, else the target's float8."""
+        if not isinstance(self.draft, ModelDraft | PardDraft):
+            return None
+        return self.draft.kv_dtype or (self.target.kv_dtype if self.target.kv_dtype in KV_DTYPES else None)
 
     @property
     def capacity(self) -> int:
@@ -332,6 +350,8 @@ class Recipe(Section):
                 f"'onnxruntime-cuda' with cache = 'paged', which has 'int4'; got {quoted(without[0])} for "
                 f"{self.backend.name!r} with a {self.cache} cache. Choose another dtype or backend"
             )
+        self._require_kv_dtype("target", self.target.kv_dtype, self.target.dtype)
+        self._require_kv_dtype("draft", self.draft_kv_dtype, self.draft_dtype)
         if self.backend.name == "onnxruntime-cpu" and "bfloat16" in (self.target.dtype, self.draft_dtype):
             raise refuse(
                 "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu', whose kernels "
@@ -355,6 +375,19 @@ class Recipe(Section):
             )
         return self
 
+    def _require_kv_dtype(self, section: str, kv_dtype: KvDtype | None, dtype: str | None) -> None:
+        compute = dtype and self.computed_in(dtype)
+        if kv_dtype in KV_DTYPES and self.cache == "linear":
+            raise refuse(
+                f"{section}.kv_dtype {kv_dtype!r} needs backend.name 'onnxruntime-cuda' with cache = 'paged', which "
+                f"alone attends over it; got {self.backend.name!r}. Drop it or choose another backend"
+            )
+        if kv_dtype is not None and kv_dtype not in KV_DTYPES and kv_dtype != compute:
+            raise refuse(
+                f"{section}.kv_dtype must be {', '.join(KV_DTYPES)} or what the model computes in, {compute!r}; got "
+                f"{kv_dtype!r}. Drop it or choose one of these"
+            )
+
 
 def locate(recipe: str) -> Path:
     """Return the file of a recipe given as a path or as the name of an included one. Raises BadRecipe."""
@@ -377,12 +410,15 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def _override(data: dict[str, Any], *, backend: str | None = None, dtype: str | None = None) -> None:
+def _override(
+    data: dict[str, Any], *, backend: str | None = None, dtype: str | None = None, kv_dtype: str | None = None
+) -> None:
     # A section that is no table is left for the check of the whole to refuse.
     models = [data[name] for name in ("target", "draft") if isinstance(data.get(name), dict)]
     for model in models:
-        if dtype is not None and "checkpoint" in model and model.get("kind") not in HEADS:
-            model["dtype"] = dtype
+        if "checkpoint" in model and model.get("kind") not in HEADS:
+            model |= {} if dtype is None else {"dtype": dtype}
+            model |= {} if kv_dtype is None else {"kv_dtype": kv_dtype}
     written = data.get("backend")
     if backend is not None and not (isinstance(written, dict) and written.get("name") == backend):
         data["backend"] = {"name": backend}

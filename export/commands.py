@@ -45,6 +45,13 @@ def build(
             "bits, on a CPU."
         ),
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Hold keys and values in this type, in target and draft model: float8_e4m3, over a paged cache, or "
+            "what is computed in. Default: as the recipe, else the checkpoint says."
+        ),
+    ] = None,
     timing_cache: Annotated[
         Path | None,
         typer.Option(help="File where TensorRT keeps what it measures. Default: one per GPU in your cache folder."),
@@ -58,7 +65,7 @@ def build(
     from tandemrt.export.progress import Progress
     from tandemrt.export.report import print_build
 
-    wanted = Recipe.load(locate(recipe), backend=backend, dtype=dtype)
+    wanted = Recipe.load(locate(recipe), backend=backend, dtype=dtype, kv_dtype=kv_dtype)
     with Progress() as progress:
         report = build_bundle(
             wanted,

@@ -51,6 +51,9 @@ FACES = {
     "window_attention": Faces(
         "reference.attention:window_attention", "functions.attention:bodies", "kernels.attention:launch"
     ),
+    "float8_window_attention": Faces(
+        "reference.attention:window_attention", "functions.attention:float8_bodies", "kernels.attention:launch"
+    ),
     "swiglu": Faces("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
     "quantize_tokens": Faces(
         "reference.float8:quantize_tokens", "functions.float8:quantize_bodies", "kernels.quantize:launch_tokens"

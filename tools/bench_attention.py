@@ -3,6 +3,7 @@
 python -m tools.bench_attention                     # 32 heads, 8 KV heads of 128, bfloat16, 1,000 tokens cached
 python -m tools.bench_attention --splits 2 --batch 16 --new 5
 python -m tools.bench_attention --runs --new 512 --new 2048 --context 8000
+python -m tools.bench_attention --kv-dtype float8_e4m3fn --alone
 """
 
 import math
@@ -42,11 +43,12 @@ class Shape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    cached: torch.dtype
     runs: bool
 
     @property
     def cache_bytes(self) -> int:
-        return 2 * self.batch * (self.context + self.new) * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.batch * (self.context + self.new) * self.kv_heads * self.head_dim * self.cached.itemsize
 
     @property
     def floor(self) -> float:
@@ -108,7 +110,7 @@ def window_attention(shape: Shape, context: Context, splits: int | None) -> floa
     calls = []
     for _ in range(shape.layers):
         size = (1 + table.numel(), shape.kv_heads, KEYS, shape.head_dim)
-        caches = {name: shape.normal(*size) for name in ("key_cache", "value_cache")}
+        caches = {name: shape.normal(*size).to(shape.cached) for name in ("key_cache", "value_cache")}
         calls.append(launch(shared | caches, attributes, context))
 
     def run() -> None:
@@ -139,6 +141,7 @@ def main(
     kv_heads: int = 8,
     head_dim: int = 128,
     dtype: str = "bfloat16",
+    kv_dtype: Annotated[str | None, typer.Option(help="what the cache holds: float8_e4m3fn; default: DTYPE")] = None,
     splits: Annotated[int | None, typer.Option(help="blocks that share a row's keys; chosen if not given")] = None,
     runs: Annotated[bool, typer.Option(help="new tokens are runs of prompts instead of windows")] = False,
     alone: Annotated[bool, typer.Option(help="only the kernel, nothing beside it")] = False,
@@ -146,14 +149,16 @@ def main(
     major, minor = torch.cuda.get_device_capability()
     title = (
         f"microseconds per layer, {heads} heads, {kv_heads} KV heads of {head_dim}, {dtype}, {context} tokens cached"
+        f" in {kv_dtype or dtype}"
     )
     table = Table("batch", "new", "floor", "window_attention", "/ floor", "PagedAttention", "torch SDPA", title=title)
     with tempfile.TemporaryDirectory() as folder:
-        compile_kernels([f"{major}.{minor}"], Path(folder), names=["attention"])
+        compile_kernels([f"{major}.{minor}"], Path(folder), names=["attention", "attention_float8"], dtypes=[dtype])
         shared = Context(torch.device("cuda", torch.cuda.current_device()), Path(folder))
         shapes = [(b, n, runs) for b in batch or (1, 8, 16, 32, 64) for n in new or (1, 2, 5, 8)]
+        cached = getattr(torch, kv_dtype or dtype)
         for rows, tokens, are_runs in [*shapes, *([] if batch or new else [(1, 512, True)])]:
-            shape = Shape(rows, tokens, context, heads, kv_heads, head_dim, getattr(torch, dtype), are_runs)
+            shape = Shape(rows, tokens, context, heads, kv_heads, head_dim, getattr(torch, dtype), cached, are_runs)
             mine = window_attention(shape, shared, splits)
             others: list[Any] = [None, None] if alone else [paged_attention(shape, replay), scaled_dot_product(shape)]
             cells = ["-" if value is None else f"{value:.1f}" for value in (shape.floor, mine, *others)]

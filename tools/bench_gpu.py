@@ -4,6 +4,7 @@
     python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a try
 
     python -m tools.bench_gpu --weights fp8                 # products in float8, or int4: 4 bits, the head's too
+    python -m tools.bench_gpu --kv-dtype float8_e4m3                             # keys and values in float8
     python -m tools.bench_gpu --draft eagle3                                     # another kind of draft
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # the parts about prompts alone
 
@@ -83,6 +84,7 @@ def main(
     ] = None,
     draft: Annotated[Kind, typer.Option(help="What drafts.")] = Kind.MODEL,
     weights: Annotated[Stored, typer.Option(help="How the models' products are stored.")] = Stored.WHOLE,
+    kv_dtype: Annotated[str | None, typer.Option(help="What caches hold: float8_e4m3; default: the dtype.")] = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
     batch_sizes: Annotated[
         str, typer.Option("--batches", help="Requests that run together, per line; empty: none.")
@@ -143,7 +145,7 @@ def main(
             if reuse and (folder / name).is_dir():
                 return Bundle.open(folder / name)
             sizes = {"batch": slots, "length": length, "chunk": chunk, "window": window}
-            return make_bundle(folder, name, device=device, **sizes, kind=draft)
+            return make_bundle(folder, name, device=device, **sizes, kind=draft, kv_dtype=kv_dtype)
 
         bundle = bench.part("bundle", exported)
         options: Any = {"device": device, "profile": True, "synthetic_rule": not own}
@@ -173,8 +175,8 @@ def main(
             if at_once and device.startswith("cuda"):
                 bench.part("busy", partial(parts.busy, min(16, max(at_once))))
         if long:
-            bench.part("long prompt", lambda: long_prompt(folder, device, long, chunk, temperature))
-    with_peer = size is Size.B8 and weights is Stored.WHOLE
+            bench.part("long prompt", lambda: long_prompt(folder, device, long, chunk, temperature, kv_dtype))
+    with_peer = size is Size.B8 and weights is Stored.WHOLE and kv_dtype is None
     console.print(markdown({b: both for b, both in batches.items() if both}, window, with_peer=with_peer), markup=False)
     failed = [name for name, result in bench.results.items() if isinstance(result, dict) and "failed" in result]
     outcome = f"[red]failed: {', '.join(failed)}[/]" if failed else "no part failed"
@@ -182,9 +184,12 @@ def main(
     raise typer.Exit(1 if failed else 0)
 
 
-def long_prompt(folder: Path, device: str, tokens: int, chunk: int, temperature: float) -> dict[str, Any]:
+def long_prompt(
+    folder: Path, device: str, tokens: int, chunk: int, temperature: float, kv_dtype: str | None
+) -> dict[str, Any]:
     """One prompt of ``tokens`` tokens, in a bundle of its own with a single slot."""
-    bundle = make_bundle(folder, "long", device=device, batch=1, length=tokens + 16, chunk=chunk, window=1)
+    sizes: dict[str, Any] = {"batch": 1, "length": tokens + 16, "chunk": chunk, "window": 1}
+    bundle = make_bundle(folder, "long", device=device, **sizes, kv_dtype=kv_dtype)
     with LLM(bundle.folder, device=device, window=0) as llm:
         return PromptParts(console, llm, bundle, tokens=tokens, temperature=temperature, window=0).long()
 

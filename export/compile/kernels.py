@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.bundle import KERNELS
+from tandemrt.engines.dtypes import FLOAT8
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, capabilities_for
 from tandemrt.engines.operators import HEADS, SCHEMAS
 from tandemrt.engines.recipe import Recipe
@@ -14,6 +15,7 @@ from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 # What takes the place of the engines without weights; the other kernels stand between the pieces of a decoder.
 _OF_HEADS = {SCHEMAS[operator].kernels for operator in HEADS.values()}
 _OF_FLOAT8, _OF_INT4 = SCHEMAS["scaled_product"].kernels, SCHEMAS["int4_product"].kernels
+_ATTENTION, _ATTENTION_IN_FLOAT8 = (SCHEMAS[name].kernels for name in ("window_attention", "float8_window_attention"))
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,9 @@ class KernelFile:
 def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[KernelFile]:
     """Yield every kernel file of a bundle whose decoders are ``built_for`` these GPUs (engines/gpus.py).
 
-    A paged cache needs all of them, those of products with narrow weights only where there are such; any other bundle
-    for a GPU those that take the place of the engines without weights. A GPU older than the kernels has none and runs
-    the graphs of these engines.
+    A paged cache needs all of them, those of products with narrow weights only where there are such, and of attention
+    those for what its caches hold; any other bundle for a GPU those that take the place of the engines without weights.
+    A GPU older than the kernels has none and runs the graphs of these engines.
     """
     capabilities = recipe.kernel_capabilities or capabilities_for(built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
@@ -39,14 +41,13 @@ def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[Kern
     wanted = {
         _OF_FLOAT8: any(isinstance(model, Model) and model.float8_products for model in models),
         _OF_INT4: any(isinstance(model, Model) and model.int4_products for model in models),
+        _ATTENTION: any(model.kv_dtype != FLOAT8 for model in models),
+        _ATTENTION_IN_FLOAT8: any(model.kv_dtype == FLOAT8 for model in models),
     }
     for name in kernel_names() if capabilities else ():
-        if not wanted.get(name, True):
-            continue
-        if recipe.cache == "paged" or name in _OF_HEADS:
-            yield KernelFile(
-                name, capabilities, dtypes, head_dims if name == SCHEMAS["window_attention"].kernels else None
-            )
+        if wanted.get(name, True) and (recipe.cache == "paged" or name in _OF_HEADS):
+            attention = name in (_ATTENTION, _ATTENTION_IN_FLOAT8)
+            yield KernelFile(name, capabilities, dtypes, head_dims if attention else None)
 
 
 def compile_into(folder: Path, kernels: KernelFile) -> dict[str, str]:

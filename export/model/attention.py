@@ -25,13 +25,14 @@ class Cache:
 
 @dataclass(frozen=True)
 class Heads:
-    """What the attention of one layer is made of.
+    """What the attention of one layer is made of, whose weights are called ``name``.
 
     ``norms`` names the RMS norms of queries and keys, if the model has them. ``rope`` rotates both, None: nothing does.
     ``sliding_window`` is how many tokens a token sees, its own included; None is all of them. ``sinks`` names the
     scores [heads] that take part in every softmax and have no value, if the model has them.
     """
 
+    name: str
     layer: int
     query: Linear
     key: Linear

@@ -1,7 +1,7 @@
 """The graph of a target or of an independent draft model: tokens in, logits of chosen rows and an updated cache out."""
 
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import onnx_ir as ir
 
@@ -30,6 +30,7 @@ def build_decoder(
     dtype: str,
     capacity: int,
     attention: Lowering,
+    kv_dtype: str | None = None,
     width: int | None = None,
     weights_dir: str = "",
     features: Sequence[int] = (),
@@ -40,7 +41,8 @@ def build_decoder(
     the number of tokens a cache row holds, slack for the padded tail of the last window included: a row must keep
     ``write_index + query <= capacity``. ``attention`` is the lowering: *length* tells the operator how many cache
     entries count, *mask* gives it a boolean mask, *grouped* runs onnxruntime's operator for CPUs, *paged* has a
-    paged cache and operators of the project's own, to be cut at; all compute the same. ``width`` is that of the logits,
+    paged cache and operators of the project's own, to be cut at; all compute the same. ``kv_dtype`` is what the cache
+    holds, None the compute dtype; only a paged one holds float8_e4m3fn. ``width`` is that of the logits,
     None the model's own. ``weights_dir`` is the folder, relative to the graph file, where the checkpoint's safetensors
     will lie. ``features`` are layers whose inputs the graph gives for every token: what a draft head reads.
 
@@ -51,7 +53,8 @@ def build_decoder(
     how = STRATEGIES[attention]
     cache: CacheKind = "paged" if attention == "paged" else "linear"
     wide = len(features) * spec.hidden
-    names = spec.contract(capacity=capacity, dtype=dtype, cache=cache, width=width, features=wide)
+    sizes: dict[str, Any] = {"capacity": capacity, "dtype": dtype, "cache": cache, "kv_dtype": kv_dtype}
+    names = spec.contract(**sizes, width=width, features=wide)
     b = GraphBuilder("decoder")
     w = Weights(named(checkpoint, spec), b, dtype, weights_dir, scaled_products=how.scaled_products)
     given = {binding.name: b.input(binding) for binding in names.inputs}
@@ -76,7 +79,8 @@ def build_decoder(
     if spec.tied:
         w.same("lm_head.weight", "model.embed_tokens.weight")
     w.finish()
-    model = b.model((*how.functions(spec), *scaled_functions(w), *int4_functions(w)))
+    functions = (*how.functions(spec, kv_dtype or dtype), *scaled_functions(w), *int4_functions(w))
+    model = b.model(functions)
     for change in how.passes:
         change(model)
     return model

@@ -46,7 +46,7 @@ def build_context(
             made |= {f"present_key.{at}": present.key, f"present_value.{at}": present.value}
     for binding in names.outputs:
         b.output(binding, made[binding.name])
-    model = b.model(how.functions(layer))
+    model = b.model(how.functions(layer, dtype))
     for change in how.passes:
         change(model)
     return model
@@ -86,7 +86,7 @@ def build_dflash(
         b.output(binding, made[binding.name])
     w.skip(*_FEATURES)
     w.finish()
-    model = b.model(how.functions(layer))
+    model = b.model(how.functions(layer, dtype))
     for change in how.passes:
         change(model)
     return model

@@ -51,6 +51,11 @@ class DraftHead:
         return self.dtype
 
     @property
+    def kv_dtype(self) -> str:
+        """See Model.kv_dtype. Of what scales there are none, so nothing is rounded."""
+        return self.dtype
+
+    @property
     def packed(self) -> bool:
         """See Model.packed. What comes with the target is copied by itself."""
         return self.checkpoint is not self.source

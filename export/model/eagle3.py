@@ -80,7 +80,7 @@ def build_eagle3(
         b.output(binding, made[binding.name])
     w.skip(*_fusing(spec))
     w.finish()
-    model = b.model(how.functions(layer))
+    model = b.model(how.functions(layer, dtype))
     for change in how.passes:
         change(model)
     return model

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.dtypes import BITS
+from tandemrt.engines.dtypes import BITS, FLOAT8, KV_DTYPES
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.gpus import FLOAT8_FROM
 from tandemrt.engines.manifest import EngineName
@@ -39,9 +39,9 @@ class Model:
     """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe.
 
     ``source`` is the checkpoint as the recipe names it, ``checkpoint`` what the graph points into: the same, or what
-    was made of it (``packed``). ``compute`` is the dtype that the engine computes in, ``dtype`` the recipe's.
-    ``by_operators``: products with narrow weights are operators of the project, which in float8 take a scale per
-    output, none of blocks.
+    was made of it (``packed``). ``compute`` is the dtype that the engine computes in, ``dtype`` the recipe's, and
+    ``kv_dtype`` what its cache holds. ``by_operators``: products with narrow weights are operators of the project,
+    which in float8 take a scale per output, none of blocks.
     """
 
     role: EngineName
@@ -51,6 +51,7 @@ class Model:
     vocabulary: CheckpointTokenizer
     dtype: str
     compute: str
+    kv_dtype: str
     by_operators: bool = False
 
     @property
@@ -87,13 +88,27 @@ class Model:
         """How the checkpoint says that its weights come; None: as numbers of their own."""
         return read_quantization(self.source.config, self.source.folder)
 
+    def cache_notes(self) -> list[str]:
+        """What somebody who builds should know of the keys and values, a line each."""
+        found = self.quantization
+        scaled = found is not None and found.float8_cache
+        if self.kv_dtype == FLOAT8:
+            scales = "the checkpoint's scales" if scaled else "scales of 1: the checkpoint has none"
+            return [f"keys and values are held in {FLOAT8}, with {scales}"]
+        return [f"keys and values are held in {self.kv_dtype}; the checkpoint's scales are not used"] if scaled else []
+
     @classmethod
-    def open(cls, role: EngineName, section: Target | ModelDraft | PardDraft, dtype: str, recipe: Recipe) -> "Model":
-        """Read the checkpoint of a section of ``recipe``. Raises BadCheckpoint, or BadRecipe if its texts are too long.
+    def open(cls, role: EngineName, recipe: Recipe) -> "Model":
+        """Read the checkpoint of a recipe's section. Raises BadCheckpoint, or BadRecipe if texts are too long for it.
 
         A draft may be made for shorter texts: behind its own length it does not draft.
         """
-        folder, length = section.checkpoint, recipe.limits.length
+        section: Target | ModelDraft | PardDraft = recipe.target
+        dtype, kv_dtype, length = str(recipe.target.dtype), recipe.target.kv_dtype, recipe.limits.length
+        if role == "draft":
+            assert isinstance(recipe.draft, ModelDraft | PardDraft)
+            section, dtype, kv_dtype = recipe.draft, str(recipe.draft_dtype), recipe.draft_kv_dtype
+        folder = section.checkpoint
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config, ignored=section.ignore_config_fields, length=length)
         vocabulary = CheckpointTokenizer.open(folder)
@@ -103,8 +118,15 @@ class Model:
         if length > spec.max_length and role == "target":
             rule = f"limits.length must not exceed the length that the target's config.json gives, {spec.max_length}"
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
-        by_operators = STRATEGIES[attention_of(recipe)].scaled_products
-        return cls(role, checkpoint, checkpoint, spec, vocabulary, dtype, recipe.computed_in(dtype), by_operators)
+        by_operators, compute = STRATEGIES[attention_of(recipe)].scaled_products, recipe.computed_in(dtype)
+        model = cls(role, checkpoint, checkpoint, spec, vocabulary, dtype, compute, compute, by_operators)
+        _require_products(model, recipe)
+        _require_support(model, recipe)
+        said = model.quantization
+        if kv_dtype in KV_DTYPES or (kv_dtype is None and recipe.cache == "paged" and said and said.float8_cache):
+            model = replace(model, kv_dtype=FLOAT8)
+            _require_float8(f"{role}.kv_dtype float8_e4m3", recipe)
+        return model
 
     def spec_json(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
@@ -117,9 +139,7 @@ Models = tuple[Model] | tuple[Model, Draft]  # the target, then what drafts, if 
 
 def open_models(recipe: Recipe) -> Models:
     """Open the target and, if a model or a head drafts, the draft; check that they fit each other. Raises BadRecipe."""
-    target = Model.open("target", recipe.target, recipe.target.dtype, recipe)
-    _require_products(target, recipe)
-    _require_support(target, recipe)
+    target = Model.open("target", recipe)
     if isinstance(recipe.draft, HeadDraft):
         length = recipe.limits.length
         head = DraftHead.open(recipe.draft, target.source, target.spec, dtype=target.compute, length=length)
@@ -129,10 +149,7 @@ def open_models(recipe: Recipe) -> Models:
         return target, head
     if not isinstance(recipe.draft, ModelDraft | PardDraft):
         return (target,)
-    dtype = recipe.draft.dtype or recipe.target.dtype
-    draft = Model.open("draft", recipe.draft, dtype, recipe)
-    _require_products(draft, recipe)
-    _require_support(draft, recipe)
+    draft = Model.open("draft", recipe)
     if draft.spec.vocab < target.vocabulary.size:  # what is wider than a tokenizer is padding
         rule = f"it must know every token of the target's tokenizer, {target.vocabulary.size}"
         raise BadRecipe(f"draft.checkpoint: {rule}; its logits have {draft.spec.vocab}; choose one of the same family")
@@ -174,7 +191,7 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
 def _require_products(model: Draft, recipe: Recipe) -> None:
     """Raise BadRecipe unless the backend has products for a checkpoint that comes quantized."""
     found, backend = model.quantization, recipe.backend
-    if found is None or backend.name == "onnxruntime-cpu":
+    if found is None or not found.rules or backend.name == "onnxruntime-cpu":
         return
     what = f"{model.role}.checkpoint: a checkpoint that comes quantized ({found.method})"
     if recipe.cache == "paged":
@@ -222,11 +239,16 @@ def _require_scaled_products(what: str, model: Draft, found: Quantization, recip
             f"{what} needs {model.role}.dtype 'bfloat16' on a GPU: sums of products in float8 are too large for "
             "'float16'; got 'float16'"
         )
+    _require_float8(f"{what} in float8", recipe)
+
+
+def _require_float8(what: str, recipe: Recipe) -> None:
+    """Raise BadRecipe unless the recipe names a GPU that computes with float8."""
     if all(float(each) < float(_FLOAT8_FROM) for each in recipe.kernel_capabilities):
         named = ", ".join(recipe.kernel_capabilities)
         raise BadRecipe(
-            f"{what} in float8 needs compute capability {_FLOAT8_FROM} or later; got {named} in "
-            "backend.compute_capabilities; name a later one, or choose the checkpoint that is not quantized"
+            f"{what} needs compute capability {_FLOAT8_FROM} or later; got {named} in backend.compute_capabilities; "
+            "name a later one, or choose what is not quantized"
         )
 
 
@@ -248,7 +270,8 @@ def graphs(recipe: Recipe, models: Models, attention: Lowering) -> list[Graph]:
 
 def _decoder(model: Model, recipe: Recipe, attention: Lowering, width: int, features: tuple[int, ...] = ()) -> Graph:
     spec = model.spec
-    sizes: dict[str, Any] = {"dtype": model.compute, "capacity": recipe.capacity, "width": width}
+    sizes: dict[str, Any] = {"dtype": model.compute, "kv_dtype": model.kv_dtype}
+    sizes |= {"capacity": recipe.capacity, "width": width}
     bindings = spec.contract(**sizes, cache=recipe.cache, features=len(features) * spec.hidden)
     make = partial(
         build_decoder, spec, model.checkpoint, **sizes, attention=fitting(attention, spec), features=features

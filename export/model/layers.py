@@ -128,6 +128,7 @@ def heads_of(spec: ModelSpec, layer: int, name: str) -> Heads:
         for kind, count in counts.items()
     )
     return Heads(
+        name=name,
         layer=layer,
         query=query,
         key=key,

@@ -6,6 +6,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from tandemrt.engines.dtypes import FLOAT8
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.model.activation import GatedActivation, one_product, one_product_and_operator, two_products
 from tandemrt.export.model.attention import AttentionMaker, LinearCacheAttention
@@ -29,7 +30,7 @@ class Strategies:
     ``pick`` picks the rows that get logits: in front of the last norm, or, ``pick_early``, right behind the last
     attention. ``prompts_score_nothing`` says that a call without rows to score is a prompt's. ``scaled_products``:
     products in float8 are operators of the project. ``functions`` are the bodies behind the other operators of the
-    project, ``passes`` change the graph in place.
+    project, for a model and the dtype of its cache; ``passes`` change the graph in place.
     """
 
     attention: AttentionMaker
@@ -38,7 +39,7 @@ class Strategies:
     pick_early: bool = False
     prompts_score_nothing: bool = False
     scaled_products: bool = False
-    functions: Callable[[ModelSpec], tuple[ir.Function, ...]] = lambda _spec: ()
+    functions: Callable[[ModelSpec, str], tuple[ir.Function, ...]] = lambda _spec, _kv_dtype: ()
     passes: tuple[Callable[[ir.Model], None], ...] = ()
 
 
@@ -57,10 +58,10 @@ def attention_of(recipe: Recipe) -> Lowering:
     return "length" if recipe.backend.name.startswith("onnxruntime") else "mask"
 
 
-def _paged_functions(spec: ModelSpec) -> tuple[ir.Function, ...]:
+def _paged_functions(spec: ModelSpec, kv_dtype: str) -> tuple[ir.Function, ...]:
     per_head = spec.qk_norm is not None and not spec.qk_norm.over_all_heads
     activation = (swiglu(),) if spec.gated and spec.activation == "silu" else ()
-    return window_attention(qk_norm=per_head), *activation
+    return window_attention(qk_norm=per_head, float8=kv_dtype == FLOAT8), *activation
 
 
 STRATEGIES: Mapping[Lowering, Strategies] = {

@@ -60,7 +60,7 @@ def build_mtp(spec: MtpSpec, checkpoint: Checkpoint, *, dtype: str, capacity: in
     for binding in names.outputs:
         b.output(binding, made[binding.name])
     w.finish()
-    model = b.model(how.functions(layer))
+    model = b.model(how.functions(layer, dtype))
     for change in how.passes:
         change(model)
     return model

@@ -1,4 +1,4 @@
-"""Attention over a paged cache: the operator ``window_attention`` of the project.
+"""Attention over a paged cache: ``window_attention`` of the project, in float8 ``float8_window_attention``.
 
 Whatever runs between two such operators is captured into one CUDA graph, so nothing here may be computed on the host
 from a shape.
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from tandemrt.engines.contract import BLOCK_SIZE, table_width
+from tandemrt.engines.dtypes import FLOAT8
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.export.model.attention import Cache, Heads
-from tandemrt.export.model.builder import GraphBuilder, dims_of
+from tandemrt.export.model.builder import DTYPES, GraphBuilder, dims_of
 from tandemrt.export.model.linear import packed
 from tandemrt.export.model.norm import norm_weight, rms_norm
 from tandemrt.export.model.rotary import Tables, head_order, whole_head_tables
@@ -56,16 +57,21 @@ class PagedAttention:
         qkv = self._paired(b, qkv, heads.rope)
         qkv.name = f"qkv.{heads.layer}"
         shape, cache = (*dims_of(qkv)[:-1], heads.query.width), dims_of(past.key)
+        operator, kv_dtype, scales = "window_attention", w.dtype, {}
+        if past.key.dtype == DTYPES[FLOAT8]:
+            operator, kv_dtype = "float8_window_attention", FLOAT8
+            scales = dict(zip(("key_scale", "value_scale"), w.cache_scales(heads.name), strict=True))
         mixed, key, value = b.custom(
-            "window_attention",
+            operator,
             *(qkv, past.key, past.value, *self.place.values(), *self.tables[heads.rope], *norms),
             domain=DOMAIN,
-            outputs=[(w.dtype, shape), (w.dtype, cache), (w.dtype, cache)],
+            outputs=[(w.dtype, shape), (kv_dtype, cache), (kv_dtype, cache)],
             heads=self.spec.heads,
             kv_heads=self.spec.kv_heads,
             sliding_window=heads.sliding_window or 0,
             scale=self.spec.scales.attention,
             epsilon=self.spec.norm_eps,
+            **scales,
         )
         mixed.name = f"mixed.{heads.layer}"
         return mixed, Cache(key, value)

@@ -12,6 +12,7 @@ from tandemrt.engines.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.quantize.blocks import Form
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+from tandemrt.export.read.quantization.cache import cache_scales, is_cache_scale
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.values import require_scales
@@ -93,6 +94,10 @@ class Weights:
         ]
         return each[0] if len(each) == 1 else self.builder.op("Concat", *each, axis=0)
 
+    def cache_scales(self, attention: str) -> tuple[float, float]:
+        """What keys and values of ``attention`` are divided by in a cache in float8."""
+        return cache_scales(self.checkpoint.tensors, attention)
+
     def form(self, name: str) -> Form | None:
         """The integers in which export/quantize/ wrote the weight ``name``; None: it did not."""
         tensors = self.checkpoint.tensors
@@ -150,6 +155,8 @@ class Weights:
     def finish(self) -> None:
         """Raise BadCheckpoint if the checkpoint holds a tensor that the graph did not use."""
         left = [n for n in self.checkpoint.tensors if n not in self._used and not _DERIVED.fullmatch(n)]
+        if self.quantization is not None and self.quantization.float8_cache:
+            left = [name for name in left if not is_cache_scale(name)]  # another cache has no use for them
         if left:
             shown = clipped(", ".join(sorted(left)[:5])) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
             raise BadCheckpoint(

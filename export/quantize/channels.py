@@ -54,7 +54,8 @@ def write_by_channel(
     entries = [entry for module, scheme in schemes.items() for entry in rounding.entries(module, scheme)]
     file = folder / FILE
     write_safetensors(file, [*entries, *kept], progress=progress)
-    config = {**checkpoint.config, "quantization_config": _config(list(schemes))}
+    said = _config(list(schemes), float8_cache=quantization.float8_cache)
+    config = {**checkpoint.config, "quantization_config": said}
     written = Checkpoint(checkpoint.folder, config, read_header(file), (file,))
     return ByChannel(written, math.sqrt(rounding.changed / rounding.whole) if rounding.whole else 0.0)
 
@@ -89,8 +90,9 @@ class _Rounding:
         yield self._scales.pop(module).tobytes()
 
 
-def _config(modules: Sequence[str]) -> dict[str, object]:
-    """What config.json says of these modules' weights."""
+def _config(modules: Sequence[str], *, float8_cache: bool) -> dict[str, object]:
+    """What config.json says of these modules' weights, and of keys and values."""
     said = quantization_config("fp8", 0)
     said["config_groups"]["group_0"]["targets"] = list(modules)
-    return said | {"ignore": []}
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    return said | {"ignore": [], "kv_cache_scheme": scheme if float8_cache else None}

@@ -140,12 +140,19 @@ class ModelSpec:
         return rope if self.rotary_layers[layer] else None
 
     def contract(
-        self, *, capacity: int, dtype: str, cache: CacheKind = "linear", width: int | None = None, features: int = 0
+        self,
+        *,
+        capacity: int,
+        dtype: str,
+        cache: CacheKind = "linear",
+        kv_dtype: str | None = None,
+        width: int | None = None,
+        features: int = 0,
     ) -> Contract:
         """Return the bindings of this model's decoder, ``capacity`` tokens to a cache row, computing in ``dtype``.
 
-        ``width`` is that of its logits; None: the model's own. ``features``: how wide what it gives for a draft head
-        is, see contract.decoder.
+        ``width`` is that of its logits; None: the model's own. ``kv_dtype``: of keys and values; ``features``: how wide
+        what it gives for a draft head is, see contract.decoder.
         """
         return contract.decoder(
             layers=self.layers,
@@ -155,6 +162,7 @@ class ModelSpec:
             vocab=width or self.vocab,
             dtype=dtype,
             cache=cache,
+            kv_dtype=kv_dtype,
             features=features,
         )
 

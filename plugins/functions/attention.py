@@ -1,6 +1,6 @@
 """``window_attention`` in standard operators."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +11,19 @@ from tandemrt.plugins.functions.body import FLOAT32, INT64, Body, Tensor
 _ZERO, _ONE, _ALL = (np.array([each], np.int64) for each in (0, 1, -1))
 
 
-def window_attention(*, qk_norm: bool) -> ir.Function:
-    """Inputs and outputs as in the reference; ``qk_norm`` adds the inputs q_norm and k_norm.
+def window_attention(*, qk_norm: bool, float8: bool = False) -> ir.Function:
+    """Inputs and outputs as in the reference; ``qk_norm`` adds the inputs q_norm and k_norm. ``float8``: the caches are
+    in it, and the attributes key_scale and value_scale (float) are there; the function is ``float8_window_attention``.
 
     Attributes, all of them required: heads, kv_heads, sliding_window (int), scale, epsilon (float). A cache output
     may be bound to the memory of its input. Windows are a rectangle, and so are the runs of prompts, as wide as the
     longest; each reads the blocks up to its longest row. Scores and sums are float32.
 
     Everything is written before anything is read: a window stands behind a run of the same text, which does not see it.
+    Nothing in ONNX gathers or scatters float8, so a cache in it is widened as a whole, and rounded as a whole.
     """
-    body = Body.of("window_attention", without=() if qk_norm else ("q_norm", "k_norm"))
+    name = "float8_window_attention" if float8 else "window_attention"
+    body = Body.of(name, without=() if qk_norm else ("q_norm", "k_norm"))
     qkv, key_cache, value_cache, block_table, write_index, *_, cosine, sine = body.inputs[:11]
     heads, kv_heads, head_dim = _integer(body, "heads"), _integer(body, "kv_heads"), key_cache.size(3)
     block_size, batch = key_cache.size(2), write_index.size(0)
@@ -52,6 +55,11 @@ def window_attention(*, qk_norm: bool) -> ir.Function:
     def written(cache: Tensor, values: Tensor) -> Tensor:
         return body.op("ScatterND", cache, indices, body.op("Compress", values, real, axis=0))
 
+    scales = [_number(body, name) for name in ("key_scale", "value_scale")] if float8 else None
+    if scales is not None:
+        key_cache, value_cache = (cache.cast(FLOAT32) for cache in (key_cache, value_cache))
+        k, v = (_in_float8(body, x.cast(FLOAT32) / by).cast(FLOAT32) for x, by in zip((k, v), scales, strict=True))
+
     used_rows, used_positions = (body.op("Compress", x, real, axis=0) for x in (rows, positions))
     tables = body.concat(block_table, runs.table, axis=0).cast(INT64)
     at = body.concat(used_rows.expand_dims(1), (used_positions / block_size).expand_dims(1), axis=1)
@@ -64,7 +72,7 @@ def window_attention(*, qk_norm: bool) -> ir.Function:
     indices = body.concat(*(x.expand_dims(2) for x in (block, head, offset)), axis=2)
     present_key, present_value = written(key_cache, k), written(value_cache, v)
 
-    attend = _Attention(body, present_key, present_value)
+    attend = _Attention(body, present_key, present_value, scales)
     rectangle = _reshaped(body, q.first(windows, axis=0), batch, query, heads, head_dim)
     mixed = attend(rectangle, block_table, write_index, write_index + query)
 
@@ -75,6 +83,8 @@ def window_attention(*, qk_norm: bool) -> ir.Function:
         return (body.concat(mixed, found, axis=0),)
 
     [joined] = body.branch(runs.any, with_prompts, lambda: (mixed,))
+    if float8:
+        present_key, present_value = _in_float8(body, present_key), _in_float8(body, present_value)
     return body.function(
         mixed=body.op("CastLike", joined, qkv), present_key_cache=present_key, present_value_cache=present_value
     )
@@ -83,6 +93,11 @@ def window_attention(*, qk_norm: bool) -> ir.Function:
 def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
     """See plugins/faces.py."""
     return (window_attention(qk_norm="q_norm" in given),)
+
+
+def float8_bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
+    """See plugins/faces.py."""
+    return (window_attention(qk_norm="q_norm" in given, float8=True),)
 
 
 @dataclass(frozen=True)
@@ -130,11 +145,12 @@ class _Runs:
 
 @dataclass(frozen=True)
 class _Attention:
-    """Attention over caches that hold the new tokens."""
+    """Attention over caches that hold the new tokens, those of keys and of values over ``scales`` if there are any."""
 
     body: Body
     key_cache: Tensor
     value_cache: Tensor
+    scales: Sequence[Tensor] | None
 
     def __call__(self, q: Tensor, table: Tensor, start: Tensor, end: Tensor) -> Tensor:
         """[rows * query, heads * head_dim], float32, of ``q`` [rows, query, heads, head_dim].
@@ -155,6 +171,8 @@ class _Attention:
             return body.op("Reshape", blocks, shape).cast(FLOAT32)
 
         keys, values = gathered(key_cache), gathered(self.value_cache)
+        if self.scales is not None:
+            keys, values = keys * self.scales[0], values * self.scales[1]
         seen = body.arange(keys.size(2))
         distance = positions.expand_dims(2) - seen  # [rows, query, tokens]
         window = _integer(body, "sliding_window")
@@ -165,7 +183,7 @@ class _Attention:
 
         turned = body.op("Transpose", q, perm=[0, 2, 1, 3]).cast(FLOAT32)
         grouped = _reshaped(body, turned, q.size(0), kv_heads, heads / kv_heads, query, head_dim)
-        scale = body.op("Constant", value_float=body.attribute("scale", ir.AttributeType.FLOAT, "value_float"))
+        scale = _number(body, "scale")
         transposed = body.op("Transpose", keys.expand_dims(2), perm=[0, 1, 2, 4, 3])
         scores = body.op("MatMul", grouped * scale, transposed)
         scores = body.where(visible.expand_dims(1, 2), scores, np.float32(-np.inf))
@@ -183,6 +201,16 @@ def _rotated(body: Body, x: Tensor, cosine: Tensor, sine: Tensor, positions: Ten
 def _reshaped(body: Body, x: Tensor, *sizes: Tensor) -> Tensor:
     """``x`` in a shape of ``sizes``, each int64 [1], any of which may be 0."""
     return body.op("Reshape", x, body.concat(*sizes, axis=0), allowzero=1)
+
+
+def _in_float8(body: Body, x: Tensor) -> Tensor:
+    """``x``, float32, in float8_e4m3fn; what is too large becomes the largest."""
+    return body.op("Cast", x, to=int(ir.DataType.FLOAT8E4M3FN), saturate=1)
+
+
+def _number(body: Body, name: str) -> Tensor:
+    """A float attribute as float32 []."""
+    return body.op("Constant", value_float=body.attribute(name, ir.AttributeType.FLOAT, "value_float"))
 
 
 def _integer(body: Body, name: str) -> Tensor:

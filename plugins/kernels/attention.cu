@@ -1,68 +1,8 @@
-// window_attention: attention of new tokens over a paged cache, which gets their keys and values.
-//
-// Windows: attend_<dtype>_<D>_<rows>, 128 threads, grid (splits * row tiles, kv_heads, batch): with `append` it writes
-// the new keys and values itself (possible where all rows of a KV head are one tile); otherwise append_<dtype>_<D> runs
-// before. The splits of a tile may be launched as a cluster. Two blocks fit on a multiprocessor.
-//
-// Runs of prompts: prepare_<dtype>_<D>, whose `scale` is what queries are multiplied by, then attend_runs_<dtype>_<D>
-// with what it made in the place of qkv, in tiles of 64 rows, grid (splits * row tiles, kv_heads).
-#include "attention_plain.cuh"
-#include "attention_prompts.cuh"
+// window_attention: attention of new tokens over a paged cache, which gets their keys and values. The cache holds what
+// is computed in.
+#include "attention_kernels.cuh"
 #include "variants.cuh"
 
-#define INPUTS(T)                                                                                                     \
-    const T::Element *qkv, const T::Element *, const T::Element *, const int *block_table, const i64 *write_index,    \
-        const T::Element *cosine, const T::Element *sine, const T::Element *q_norm, const T::Element *k_norm
-#define SIZES int query, int heads, int kv_heads, int block_size, int max_blocks, int sliding_window
-#define OPERANDS(T)                                                                                                   \
-    Operands<T> { qkv, key_cache, value_cache, block_table, write_index, cosine, sine, q_norm, k_norm, query, heads,  \
-                  kv_heads, block_size, max_blocks, sliding_window, scale, epsilon }
-
-#define APPEND(NAME, T, D)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(128) append_##NAME##_##D(                                            \
-        INPUTS(T), SIZES, float scale, float epsilon, T::Element* key_cache, T::Element* value_cache) {               \
-        append_all<T, D>(OPERANDS(T));                                                                                \
-    }
-#define ATTEND(NAME, T, D, ROWS)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(128, 2) attend_##NAME##_##D##_##ROWS(                                 \
-        INPUTS(T), SIZES, int splits, int append, float scale, float epsilon, T::Element* mixed,                      \
-        T::Element* key_cache, T::Element* value_cache, float* sums, float2* bounds, int* tickets) {                  \
-        attend_windows<T, D, ROWS / 16>(OPERANDS(T), splits, append, mixed, Parts{sums, bounds, tickets});            \
-    }
-#define ATTEND_PLAINLY(NAME, T, D)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(128) attend_##NAME##_##D(INPUTS(T), SIZES, float scale,              \
-        float epsilon, T::Element* mixed, T::Element* key_cache, T::Element* value_cache) {                           \
-        attend_plainly<T, D>(OPERANDS(T), mixed);                                                                     \
-    }
-// Of runs of prompts: `query` is how many tokens they have together, padding included.
-#define RUN_INPUTS(T)                                                                                                 \
-    const T::Element *qkv, const T::Element *, const T::Element *, const int *rows, const int *starts,                \
-        const i64 *write_index, const int *block_table, const T::Element *cosine, const T::Element *sine,             \
-        const T::Element *q_norm, const T::Element *k_norm
-#define PREPARE(NAME, T, D)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(128) prepare_##NAME##_##D(                                           \
-        RUN_INPUTS(T), SIZES, int runs, float scale, float epsilon, T::Element* queries, T::Element* key_cache,       \
-        T::Element* value_cache, int* lengths) {                                                                      \
-        write_lengths(starts, write_index, runs, heads* D, lengths);                                                  \
-        prepare_all<T, D>(OPERANDS(T), Runs{rows, starts}, lengths, queries);                                         \
-    }
-#define ATTEND_RUNS(NAME, T, D)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(128, 2) attend_runs_##NAME##_##D(                                    \
-        RUN_INPUTS(T), SIZES, int runs, int splits, float scale, float epsilon, T::Element* mixed,                    \
-        T::Element* key_cache, T::Element* value_cache, float* sums, float2* bounds, int* tickets) {                  \
-        attend_all<T, D, 4>(OPERANDS(T), starts, runs, splits, mixed, Parts{sums, bounds, tickets});                  \
-    }
-#define ATTEND_RUNS_PLAINLY(NAME, T, D)                                                                               \
-    extern "C" __global__ void __launch_bounds__(128) attend_runs_##NAME##_##D(RUN_INPUTS(T), SIZES, float scale,     \
-        float epsilon, T::Element* mixed, T::Element* key_cache, T::Element* value_cache) {                           \
-        attend_all_plainly<T, D>(OPERANDS(T), Runs{rows, starts}, mixed);                                             \
-    }
-#define TENSOR_CORE(NAME, T, D)                                                                                       \
-    APPEND(NAME, T, D) ATTEND(NAME, T, D, 16) ATTEND(NAME, T, D, 32) ATTEND(NAME, T, D, 64)                           \
-    PREPARE(NAME, T, D) ATTEND_RUNS(NAME, T, D)
-#define PLAIN(NAME, T, D)                                                                                             \
-    APPEND(NAME, T, D) ATTEND_PLAINLY(NAME, T, D) PREPARE(NAME, T, D) ATTEND_RUNS_PLAINLY(NAME, T, D)
-
-IF_BF16(FOR_HEAD_DIMS(TENSOR_CORE, bf16, Bf16))
-IF_FP16(FOR_HEAD_DIMS(TENSOR_CORE, fp16, Fp16))
-IF_FP32(FOR_HEAD_DIMS(PLAIN, fp32, Fp32))
+IF_BF16(FOR_HEAD_DIMS(TENSOR_CORE, bf16, AsComputed<Bf16>))
+IF_FP16(FOR_HEAD_DIMS(TENSOR_CORE, fp16, AsComputed<Fp16>))
+IF_FP32(FOR_HEAD_DIMS(PLAIN, fp32, AsComputed<Fp32>))

@@ -1,4 +1,4 @@
-"""``window_attention`` on the GPU."""
+"""``window_attention`` and ``float8_window_attention`` on the GPU."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,11 +41,11 @@ class AttentionLauncher:
     """One call, bound: shapes and meanings as in ``tandemrt.plugins.reference.window_attention``.
 
     All tensors contiguous on the context's device, of one dtype (bfloat16, float16; float32 is plain and slow) but
-    those that say where tokens stand. The caches are updated in place, ``mixed`` receives the result, and what it was
-    for padding. A block of the cache holds a multiple of 64 positions, unless a row has only one. Calls of one context
-    must follow one another. Capturable: a run allocates nothing and reads nothing on the host; a captured run serves
-    any tables, any lengths, and any runs of prompts, as many and as many tokens. ``splits`` overrides how many blocks
-    share a window's keys.
+    those that say where tokens stand, and caches in float8_e4m3fn. The caches are updated in place, ``mixed`` receives
+    the result, and what it was for padding. A block of the cache holds a multiple of 64 positions, unless a row has
+    only one. Calls of one context must follow one another. Capturable: a run allocates nothing and reads nothing on the
+    host; a captured run serves any tables, any lengths, and any runs of prompts, as many and as many tokens. ``splits``
+    overrides how many blocks share a window's keys.
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class AttentionLauncher:
         scale: float,
         epsilon: float = 1e-6,
         sliding_window: int = 0,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
         splits: int | None = None,
     ) -> None:
         blocks, _, block_size, head_dim = key_cache.shape
@@ -78,8 +80,9 @@ class AttentionLauncher:
         windows = tokens - len(prompt_rows)
         max_blocks, positions, half = block_table.shape[1], len(cosine), head_dim // 2
         _check("qkv", qkv, qkv.dtype, (tokens, (heads + 2 * kv_heads) * head_dim))
-        _check("key_cache", key_cache, qkv.dtype, (blocks, kv_heads, block_size, head_dim))
-        _check("value_cache", value_cache, qkv.dtype, (blocks, kv_heads, block_size, head_dim))
+        cached = torch.float8_e4m3fn if key_cache.dtype == torch.float8_e4m3fn else qkv.dtype
+        _check("key_cache", key_cache, cached, (blocks, kv_heads, block_size, head_dim))
+        _check("value_cache", value_cache, cached, (blocks, kv_heads, block_size, head_dim))
         _check("block_table", block_table, torch.int32, (batch, max_blocks))
         _check("write_index", write_index, torch.int64, (batch,))
         _check("prompt_rows", prompt_rows, torch.int32, (tokens - windows,))
@@ -103,7 +106,7 @@ class AttentionLauncher:
         self._prompts: tuple[Call, ...] = ()
         self._windows: tuple[Launch, ...] = ()
         workspace = context.keep("window_attention", lambda: Workspace(context.device))
-        sizes = Sizes(heads, kv_heads, sliding_window, scale, epsilon)
+        sizes = Sizes(heads, kv_heads, sliding_window, scale, epsilon, key_scale, value_scale)
         layer = LayerTensors(key_cache, value_cache, cosine, sine, q_norm, k_norm)
         if windows < tokens:
             place = (prompt_rows, prompt_starts, prompt_index, prompt_table)
@@ -111,7 +114,7 @@ class AttentionLauncher:
             self._prompts = prompt_calls(runs, sizes, context, workspace)
         if windows:
             rows = Windows(qkv, block_table, write_index, layer, mixed)
-            module = context.module("attention")
+            module = context.module(layer.kernels)
             self._windows = window_launches(rows, windows // batch, sizes, module, workspace, splits)
 
     def run(self) -> None:

@@ -14,7 +14,7 @@ struct Tile {
 template <class T, int D, int TILES, class Queries>
 __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int splits, bool append,
                        typename T::Element* mixed, Parts parts) {
-    constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * D;
+    constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * WIDTH<T, D>;
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ float2 bounds[ROWS];
     u16* stages = reinterpret_cast<u16*>(memory);
@@ -45,19 +45,20 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
     int block = range.first < range.last ? table[range.first * KEYS / x.block_size] : 0;
     auto fetch_step = [&](int step) {
         if (step < range.last) {
-            fetch<T, D>(x, stages + (step - range.first) % STAGES * STAGE, range, step, block, kv_head);
+            fetch<T, D>(x, stages + (step - range.first) % STAGES<T> * STAGE, range, step, block, kv_head);
             if (step + 1 < range.last) block = table[(step + 1) * KEYS / x.block_size];
         }
         close_copies();
     };
 #pragma unroll 1
-    for (int i = 0; i < STAGES; ++i) fetch_step(range.first + i);
+    for (int i = 0; i < STAGES<T>; ++i) fetch_step(range.first + i);
     NewTokens<T, D> fresh;
     bool adds = append && range.last * KEYS > range.stored;
     if (adds) fresh.load(x, 0, start, row, kv_head);
     queries.prepare(q, x, packed, start);
 
-    int settle = max(range.first, range.last - (STAGES - 1));  // all new keys have their place in memory from here on
+    // All new keys have their place in memory from here on.
+    int settle = max(range.first, range.last - (STAGES<T> - 1));
     Rows<D> rows;
     for (int step = range.first; step < range.last; ++step) {
         if (adds && step == settle) {
@@ -68,23 +69,24 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
             }
         }
         if (step == range.first) {
-            wait_copies<STAGES - 1>();
+            wait_copies<STAGES<T> - 1>();
         } else {
-            wait_copies<STAGES - 2>();
+            wait_copies<STAGES<T> - 2>();
         }
         __syncthreads();
-        if (step > range.first) fetch_step(step + STAGES - 1);
-        const u16* keys = stages + (step - range.first) % STAGES * STAGE;
+        if (step > range.first) fetch_step(step + STAGES<T> - 1);
+        const u16* keys = stages + (step - range.first) % STAGES<T> * STAGE;
         int line = warp / TILES * SPAN, position = step * KEYS;
         bool masked = position + KEYS - 1 > first_seen || last_seen - position >= reach;
         accumulate<T, D, SPAN>(rows, q, keys, line, Mask{masked, position + line, reach, start, packed, group});
     }
 
     float* sums = reinterpret_cast<float*>(memory);
-    share_rows<D, TILES>(rows, sums, bounds);
+    share_rows<T, D, TILES>(rows, sums, bounds);
     auto write = [&](int line, int column, float4 value) {
         int token = (tile * ROWS + line) / group, head = kv_head * group + (tile * ROWS + line) % group;
         auto* to = mixed + (static_cast<i64>(row * x.query + token) * x.heads + head) * D + column;
+        if constexpr (T::FLOAT8) value = scaled(value, x.value_scale);
         T::store2(to, make_float2(value.x, value.y));
         T::store2(to + 2, make_float2(value.z, value.w));
     };

@@ -1,15 +1,16 @@
 // What is done to one head of one token before attention: norm, rotary embedding, its place in the cache.
 #pragma once
 
-#include "elements.cuh"
+#include "attention_cached.cuh"
 
 template <class T>
 struct Operands {
     using Element = typename T::Element;
+    using Cached = typename T::Cached;
 
     const Element* qkv;      // [batch, query, heads + 2 * kv_heads, D]
-    Element* key_cache;      // [blocks, kv_heads, block_size, D]
-    Element* value_cache;
+    Cached* key_cache;       // [blocks, kv_heads, block_size, D]
+    Cached* value_cache;
     const int* block_table;  // [batch, max_blocks]
     const i64* write_index;  // [batch]
     const Element* cosine;   // [positions, D / 2]
@@ -18,6 +19,7 @@ struct Operands {
     const Element* k_norm;
     int query, heads, kv_heads, block_size, max_blocks, sliding_window;
     float scale, epsilon;
+    float key_scale, value_scale;  // what the caches hold is so much smaller; `scale` has that of the keys in it
 
     __device__ const Element* projected(int row, int token, int head, int width) const {
         return qkv + (static_cast<i64>(row * query + token) * (heads + 2 * kv_heads) + head) * width;
@@ -59,6 +61,22 @@ __device__ void store_head(typename T::Element* to, Head x) {
     if (lane >= D / 4) return;
     T::store2(to + 2 * lane, x.low);
     T::store2(to + D / 2 + 2 * lane, x.high);
+}
+
+// What a cache holds of a head: the head over the scale of the cache, and back without it.
+template <class T, int D>
+__device__ void store_cached(typename T::Cached* to, Head x, float scale) {
+    int lane = threadIdx.x % 32;
+    if (lane >= D / 4) return;
+    T::store_cached2(to + 2 * lane, x.low, scale);
+    T::store_cached2(to + D / 2 + 2 * lane, x.high, scale);
+}
+
+template <class T, int D>
+__device__ Head load_cached(const typename T::Cached* from) {
+    int lane = threadIdx.x % 32;
+    if (lane >= D / 4) return {make_float2(0, 0), make_float2(0, 0)};
+    return {T::load_cached2(from + 2 * lane), T::load_cached2(from + D / 2 + 2 * lane)};
 }
 
 __device__ inline float2 times(float2 a, float2 b, float c) { return make_float2(a.x * b.x * c, a.y * b.y * c); }
@@ -112,6 +130,6 @@ __device__ void append_all(const Operands<T>& x) {
     i64 position = x.write_index[row] + token;
     if (position >= x.bounded(position + 1)) return;
     i64 at = x.entry(x.block_of(row, position), kv_head, position) * D;
-    store_head<T, D>(x.key_cache + at, new_key<T, D>(x, row, token, kv_head, position));
-    store_head<T, D>(x.value_cache + at, new_value<T, D>(x, row, token, kv_head));
+    store_cached<T, D>(x.key_cache + at, new_key<T, D>(x, row, token, kv_head, position), x.key_scale);
+    store_cached<T, D>(x.value_cache + at, new_value<T, D>(x, row, token, kv_head), x.value_scale);
 }

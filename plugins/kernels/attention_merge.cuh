@@ -21,7 +21,7 @@ __device__ inline float fraction(float largest, float of) { return of == -INFINI
 
 // Put the warps' rows into shared memory, on one scale. Afterwards `bounds` has, for each row, the largest score and
 // the sum of weights over all warps that worked on it.
-template <int D, int TILES>
+template <class T, int D, int TILES>
 __device__ void share_rows(Rows<D>& rows, float* sums, float2 (&bounds)[16 * TILES]) {
     __shared__ float2 of_warp[WARPS][16];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -46,11 +46,7 @@ __device__ void share_rows(Rows<D>& rows, float* sums, float2 (&bounds)[16 * TIL
         }
         if (warp < TILES && lane % 4 == 0) bounds[warp * 16 + line] = make_float2(largest, weights);
         float keep = fraction(rows.largest[half], largest);
-        float* to = sums + (warp * 16 + line) * (D + 8) + 2 * (lane % 4);
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n)
-            *reinterpret_cast<float2*>(to + 8 * n) =
-                make_float2(rows.sum[n][2 * half] * keep, rows.sum[n][2 * half + 1] * keep);
+        T::template spread<D>(sums + (warp * 16 + line) * (D + 8), rows.sum, half, keep);
     }
     __syncthreads();
 }

@@ -31,7 +31,8 @@ struct NewTokens {
 
     // Those at positions of this block's steps, whose stages are being filled.
     __device__ void place(const Operands<T>& x, u16* stages, Range range, Table table, int kv_head) {
-        constexpr int VALUES = KEYS * D;
+        using Cached = typename T::Cached;
+        constexpr int W = WIDTH<T, D>, VALUES = KEYS * W, EACH_CHUNK = 16 / sizeof(Cached);
         int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
@@ -44,16 +45,17 @@ struct NewTokens {
             }
             turn(made.low, made.high, cosine[i], sine[i]);
             i64 at = x.entry(table[position / x.block_size], kv_head, position) * D;
-            store_head<T, D>(x.key_cache + at, made);
-            store_head<T, D>(x.value_cache + at, value[i]);
+            store_cached<T, D>(x.key_cache + at, made, x.key_scale);
+            store_cached<T, D>(x.value_cache + at, value[i], x.value_scale);
             if (lane >= D / 4) continue;
-            u16* keys = stages + (position / KEYS - range.first) % STAGES * 2 * VALUES;
-            int low = swizzled<D>(line, lane / 4) + 2 * (lane % 4);
-            int high = swizzled<D>(line, D / 16 + lane / 4) + 2 * (lane % 4);
-            T::store2(keys + low, made.low);
-            T::store2(keys + high, made.high);
-            T::store2(keys + VALUES + low, value[i].low);
-            T::store2(keys + VALUES + high, value[i].high);
+            u16* keys = stages + (position / KEYS - range.first) % STAGES<T> * 2 * VALUES;
+            auto place = [&](u16* tile, int column) {
+                return reinterpret_cast<Cached*>(tile + swizzled<W>(line, column / EACH_CHUNK)) + column % EACH_CHUNK;
+            };
+            T::store_cached2(place(keys, 2 * lane), made.low, x.key_scale);
+            T::store_cached2(place(keys, D / 2 + 2 * lane), made.high, x.key_scale);
+            T::store_cached2(place(keys + VALUES, 2 * lane), value[i].low, x.value_scale);
+            T::store_cached2(place(keys + VALUES, D / 2 + 2 * lane), value[i].high, x.value_scale);
         }
     }
 };

@@ -11,7 +11,7 @@ __device__ Head seen_by(const Operands<T>& x, Head query, int row, int kv_head, 
     float largest = -INFINITE, weights = 0;
     for (int at = begin; at < x.bounded(position + 1); ++at) {
         i64 entry = x.entry(x.block_of(row, at), kv_head, at) * D;
-        Head key = load_head<T, D>(x.key_cache + entry), value = load_head<T, D>(x.value_cache + entry);
+        Head key = load_cached<T, D>(x.key_cache + entry), value = load_cached<T, D>(x.value_cache + entry);
         float score = x.scale * warp_sum(query.low.x * key.low.x + query.low.y * key.low.y
                                          + query.high.x * key.high.x + query.high.y * key.high.y);
         float raised = fmaxf(largest, score), keep = expf(largest - raised), weight = expf(score - raised);
@@ -20,8 +20,8 @@ __device__ Head seen_by(const Operands<T>& x, Head query, int row, int kv_head, 
         weights = weights * keep + weight;
         largest = raised;
     }
-    float2 one = make_float2(1, 1);
-    return {times(sum.low, one, 1 / weights), times(sum.high, one, 1 / weights)};
+    float2 by = make_float2(x.value_scale, x.value_scale);
+    return {times(sum.low, by, 1 / weights), times(sum.high, by, 1 / weights)};
 }
 
 // One warp per token and query head, grid (ceil(query * heads / 4), batch).

@@ -13,18 +13,29 @@ MAX_CLUSTER = 8  # blocks that can read each other's shared memory, on every dev
 _WORTHWHILE_SPLITS = 8  # more partial results cost more to sum up than they save, except where keys are many
 _MANY_KEYS = 8192
 _ROWS = (16, 32, 64)  # row tiles the kernels are compiled for
-_STAGES = 3  # steps whose keys and values are in shared memory or on their way
+_STAGES = {1: 6, 2: 3, 4: 3}  # steps whose keys and values are in shared memory or on their way, by bytes of a number
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The attributes of ``window_attention``."""
+    """The attributes of ``float8_window_attention``; those of ``window_attention`` have scales of 1."""
 
     heads: int
     kv_heads: int
     sliding_window: int
     scale: float
     epsilon: float
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+    @property
+    def score_scale(self) -> float:
+        """What products with the keys in the cache are multiplied by."""
+        return self.scale * self.key_scale
+
+    def floats(self, scale: float) -> tuple[np.float32, ...]:
+        """The floats that every kernel takes, ``scale`` the first of them."""
+        return tuple(map(np.float32, (scale, self.epsilon, self.key_scale, self.value_scale)))
 
     def scalars(self, tokens: int, cache: torch.Tensor, table: torch.Tensor) -> tuple[np.int32, ...]:
         """The integers that every kernel takes: ``tokens`` of a window, or of all runs of prompts; what follows from a
@@ -39,7 +50,7 @@ class Plan:
 
     Row r of a KV head is token r // group, query head r % group; ``rows`` of them are one tile. ``splits`` blocks of
     threads share the keys of a tile, as one cluster where ``clustered``, else through the workspace. ``appends``: the
-    same launch writes the new keys and values.
+    same launch writes the new keys and values. ``cached``: bytes of a number in the cache.
     """
 
     batch: int
@@ -49,6 +60,7 @@ class Plan:
     tiles: int
     splits: int
     clustered: bool
+    cached: int = 2
 
     @classmethod
     def of(
@@ -63,13 +75,14 @@ class Plan:
         processors: int,
         clusters: bool = False,
         splits: int | None = None,
+        cached: int = 2,
     ) -> "Plan":
         """Windows of ``query`` new tokens per row. ``capacity``: positions a row has room for; ``processors``: the
         device's; ``clusters``: whether its blocks of threads can be clusters. ``splits`` overrides the choice."""
         packed = query * (heads // kv_heads)
         rows = next((rows for rows in _ROWS if packed <= rows), _ROWS[-1])
         tiles = -(-packed // rows)
-        return cls._cut(batch, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, splits)
+        return cls._cut(batch, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, splits, cached)
 
     @classmethod
     def of_runs(
@@ -83,12 +96,13 @@ class Plan:
         capacity: int,
         processors: int,
         clusters: bool = False,
+        cached: int = 2,
     ) -> "Plan":
         """``runs`` of prompts that have ``tokens`` tokens together, however these are shared out: each run begins a
         tile. The rest as in ``of``."""
         rows = _ROWS[-1]
         tiles = -(-tokens * (heads // kv_heads) // rows) + runs - 1
-        return cls._cut(1, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, None)
+        return cls._cut(1, kv_heads, head_dim, rows, tiles, capacity, processors, clusters, None, cached)
 
     @classmethod
     def _cut(
@@ -102,13 +116,17 @@ class Plan:
         processors: int,
         clusters: bool,
         splits: int | None,
+        cached: int,
     ) -> "Plan":
         if splits is None:
             worthwhile = _WORTHWHILE_SPLITS if capacity < _MANY_KEYS else 2 * _WORTHWHILE_SPLITS
-            splits = max(1, min(processors // (batch * kv_heads * tiles), worthwhile, -(-capacity // KEYS)))
+            wanted = processors * (
+                2 if cached == 1 else 1
+            )  # steps of few bytes leave a processor with one block waiting
+            splits = max(1, min(wanted // (batch * kv_heads * tiles), worthwhile, -(-capacity // KEYS)))
         if not 1 <= splits <= MAX_SPLITS:
             raise ValueError(f"splits: 1 to {MAX_SPLITS} are needed, got {splits}")
-        return cls(batch, kv_heads, head_dim, rows, tiles, splits, clusters and 1 < splits <= MAX_CLUSTER)
+        return cls(batch, kv_heads, head_dim, rows, tiles, splits, clusters and 1 < splits <= MAX_CLUSTER, cached)
 
     @property
     def appends(self) -> bool:
@@ -116,8 +134,10 @@ class Plan:
 
     @property
     def shared(self) -> int:
-        """Bytes of dynamic shared memory per block of threads."""
-        return _STAGES * 2 * KEYS * self.head_dim * 2
+        """Bytes of dynamic shared memory per block of threads: keys and values on their way, then, in their place, the
+        rows of all warps and behind them, where other blocks read them, their sums."""
+        sums = WARPS * 16 * (self.head_dim + 8) + self.rows * self.head_dim
+        return max(_STAGES[self.cached] * 2 * KEYS * self.head_dim * self.cached, 4 * sums)
 
     @property
     def grid(self) -> tuple[int, int, int]:

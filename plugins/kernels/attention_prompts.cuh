@@ -71,14 +71,15 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool clear, typenam
         if (is_query) {
             float2 by = make_float2(x.scale, x.scale);
             made = {times(made.low, by, 1), times(made.high, by, 1)};
-            store_head<T, D>(queries + (static_cast<i64>(token) * x.heads + head) * D, made);
+            store_head<typename T::Tile, D>(queries + (static_cast<i64>(token) * x.heads + head) * D, made);
         } else {
             auto* cache = is_key ? x.key_cache : x.value_cache;
             int kv_head = (head - x.heads) % x.kv_heads;
-            store_head<T, D>(cache + x.entry(block, kv_head, static_cast<int>(position)) * D, made);
+            float scale = is_key ? x.key_scale : x.value_scale;
+            store_cached<T, D>(cache + x.entry(block, kv_head, static_cast<int>(position)) * D, made, scale);
             Head nothing = {make_float2(0, 0), make_float2(0, 0)};
             for (int at = cleared; at < tile_end; at += tokens)
-                store_head<T, D>(cache + x.entry(x.block_of(run, at), kv_head, at) * D, nothing);
+                store_cached<T, D>(cache + x.entry(x.block_of(run, at), kv_head, at) * D, nothing, scale);
         }
     }
 }
@@ -93,9 +94,9 @@ struct PreparedQueries {
             int packed = first + lane / 4 + 8 * half, token = packed / group;
             bool there = token < x.query;
             int head = kv_head * group + packed % group;
-            const auto* from = x.qkv + (static_cast<i64>(there ? token : 0) * x.heads + head) * D + 2 * (lane % 4);
+            const auto* from = x.qkv + (static_cast<i64>(there ? token : 0) * x.heads + head) * D;
 #pragma unroll
-            for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = there ? two(from + 8 * c) : 0;
+            for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = there ? two(from + T::column(c)) : 0;
         }
     }
     __device__ void prepare(u32 (&)[D / 16][4], const Operands<T>&, int, int) const {}

@@ -40,19 +40,21 @@ class Prompts:
 def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Workspace) -> tuple[Call, Call]:
     """Bind what runs of prompts need, in order: prepare queries, write keys and values; then attend.
 
-    cuDNN attends where it serves (cudnn_attention.py), else our own kernel.
+    cuDNN attends where it serves (cudnn_attention.py), else our own kernel, which alone reads caches in float8. Queries
+    for that are prepared in float16, which its tiles are multiplied in, whatever the dtype of the memory they lie in.
     """
     queries = workspace.queries(len(prompts.qkv), sizes.heads, prompts.layer.key_cache.shape[-1], prompts.qkv.dtype)
-    module = context.module("attention")
+    layer = prompts.layer
+    module = context.module(layer.kernels)
     attention: Call
-    if not cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions):
-        factor = 1.0 if queries.dtype == torch.float32 else sizes.scale * _LOG2_E
+    if layer.in_float8 or not cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions):
+        factor = 1.0 if queries.dtype == torch.float32 else sizes.score_scale * _LOG2_E
         attention = RunAttention(prompts, queries, sizes, module, workspace)
         return _Preparation(prompts, queries, sizes, module, factor=factor), attention
     lengths = workspace.lengths(len(prompts.index))
     attention = cudnn_attention.CudnnAttention(
         queries,
-        *prompts.layer.caches,
+        *layer.caches,
         prompts.table,
         cudnn_attention.RunLengths.of(lengths, len(prompts.index)),
         prompts.mixed,
@@ -78,7 +80,6 @@ class _Preparation:
     ) -> None:
         tokens, head_dim = len(prompts.qkv), queries.shape[-1]
         warps = tokens * -(-(sizes.heads + 2 * sizes.kv_heads) // _HEADS_PER_WARP)
-        floats = (np.float32(factor), np.float32(sizes.epsilon))
         self._device = queries.device
         self._launch = Launch(
             module.kernel(f"prepare_{suffix(queries)}_{head_dim}"),
@@ -87,7 +88,7 @@ class _Preparation:
             *prompts.inputs(prompts.qkv),
             *_scalars(prompts, sizes),
             np.int32(len(prompts.index)),
-            *floats,
+            *sizes.floats(factor),
             queries,
             *prompts.layer.caches,
             lengths,
@@ -107,7 +108,7 @@ class RunAttention:
         tokens, head_dim = len(prompts.qkv), queries.shape[-1]
         kernel = f"attend_runs_{suffix(queries)}_{head_dim}"
         inputs, scalars = prompts.inputs(queries), _scalars(prompts, sizes)
-        floats = (np.float32(sizes.scale), np.float32(sizes.epsilon))
+        floats = sizes.floats(sizes.score_scale)
         outputs = (prompts.mixed, *prompts.layer.caches)
         self._device = queries.device
         if queries.dtype == torch.float32:
@@ -123,6 +124,7 @@ class RunAttention:
             capacity=prompts.positions,
             processors=module.processors,
             clusters=module.architecture >= 90,
+            cached=prompts.layer.key_cache.element_size(),
         )
         parts = workspace.parts(plan)
         self._launch = Launch(

@@ -11,10 +11,10 @@ __device__ void load_queries(u32 (&q)[D / 16][4], const Operands<T>& x, int row,
     for (int half = 0; half < 2; ++half) {
         int packed = first + lane / 4 + 8 * half, token = packed / group;
         bool there = token < x.query;
-        const auto* from = x.projected(row, there ? token : 0, kv_head * group + packed % group, D) + 2 * (lane % 4);
+        const auto* from = x.projected(row, there ? token : 0, kv_head * group + packed % group, D);
 #pragma unroll
         for (int c = 0; c < D / 8; ++c)
-            q[c / 2][half + 2 * (c % 2)] = there ? two(from + 8 * c) : 0;
+            q[c / 2][half + 2 * (c % 2)] = there ? two(from + T::column(c)) : 0;
     }
 }
 
@@ -24,24 +24,24 @@ struct Factors {
     u32 cosine[2][D / 16], sine[2][D / 16], norm[D / 8];
 
     __device__ Factors(const Operands<T>& x, int first, int start) {
-        int lane = threadIdx.x % 32, column = 2 * (lane % 4), group = x.heads / x.kv_heads;
+        int lane = threadIdx.x % 32, group = x.heads / x.kv_heads;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             int token = min((first + lane / 4 + 8 * half) / group, x.query - 1);
-            i64 at = static_cast<i64>(start + token) * (D / 2) + column;
+            i64 at = static_cast<i64>(start + token) * (D / 2);
 #pragma unroll
             for (int c = 0; c < D / 16; ++c) {
-                cosine[half][c] = two(x.cosine + at + 8 * c);
-                sine[half][c] = two(x.sine + at + 8 * c);
+                cosine[half][c] = two(x.cosine + at + T::column(c));
+                sine[half][c] = two(x.sine + at + T::column(c));
             }
         }
 #pragma unroll
-        for (int c = 0; c < D / 8; ++c) norm[c] = x.q_norm ? two(x.q_norm + 8 * c + column) : 0;
+        for (int c = 0; c < D / 8; ++c) norm[c] = x.q_norm ? two(x.q_norm + T::column(c)) : 0;
     }
 };
 
-// Norm and rotary embedding of those queries, rounded to the compute dtype. They carry the scale of the scores, in
-// units of log 2.
+// Norm and rotary embedding of those queries, rounded to what the tiles are multiplied in. They carry the scale of the
+// scores, in units of log 2.
 template <class T, int D>
 __device__ void prepare_queries(u32 (&q)[D / 16][4], const Operands<T>& x, const Factors<T, D>& by) {
     float2 scale = make_float2(x.scale * 1.44269504088896341f, x.scale * 1.44269504088896341f);
@@ -65,7 +65,7 @@ __device__ void prepare_queries(u32 (&q)[D / 16][4], const Operands<T>& x, const
         for (int c = 0; c < D / 16; ++c)
             turn(part[c], part[c + D / 16], T::unpack(by.cosine[half][c]), T::unpack(by.sine[half][c]));
 #pragma unroll
-        for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = T::pack(times(part[c], scale, 1));
+        for (int c = 0; c < D / 8; ++c) q[c / 2][half + 2 * (c % 2)] = T::Tile::pack(times(part[c], scale, 1));
     }
 }
 

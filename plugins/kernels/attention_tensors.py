@@ -17,6 +17,15 @@ class LayerTensors:
     k_norm: torch.Tensor | None
 
     @property
+    def in_float8(self) -> bool:
+        return self.key_cache.dtype == torch.float8_e4m3fn
+
+    @property
+    def kernels(self) -> str:
+        """The file of the kernels for these caches."""
+        return "attention_float8" if self.in_float8 else "attention"
+
+    @property
     def caches(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self.key_cache, self.value_cache
 

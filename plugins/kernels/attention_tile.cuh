@@ -11,14 +11,19 @@
 
 constexpr int KEYS = 64;  // of one step; no block of the cache may end inside
 constexpr int WARPS = 4;
-constexpr int STAGES = 3;  // steps whose keys and values are in shared memory or on their way
+template <class T>
+constexpr int STAGES = T::FLOAT8 ? 6 : 3;  // steps whose keys and values are in shared memory or on their way
 
-// Element offset of 16 bytes in a tile of KEYS x D: chunks are permuted so that eight rows fall into different banks.
-// The permutation is a XOR, so chunk c + 2k of a row (c < 2) is at the address of chunk c with 32k flipped in it.
-template <int D>
+// How wide a row of a tile is, in 16 bits.
+template <class T, int D>
+constexpr int WIDTH = D * sizeof(typename T::Cached) / 2;
+
+// Offset, in 16 bits, of 16 bytes in a tile of KEYS rows: chunks are permuted so that eight rows fall into different
+// banks. The permutation is a XOR, so chunk c + 2k of a row (c < 2) is at the address of chunk c with 32k flipped in it.
+template <int WIDTH>
 __device__ int swizzled(int row, int chunk) {
-    constexpr int MASK = (D >= 64 ? 8 : D / 8) - 1;
-    return row * D + ((chunk ^ ((D >= 64 ? row : row / 2) & MASK)) * 8);
+    constexpr int MASK = (WIDTH >= 64 ? 8 : WIDTH / 8) - 1, TOGETHER = WIDTH >= 64 ? 1 : 64 / WIDTH;
+    return row * WIDTH + ((chunk ^ (row / TOGETHER & MASK)) * 8);
 }
 
 // Which keys a block works on. Positions below `stored` are in the cache, those up to `end` come from `qkv`.
@@ -42,24 +47,24 @@ struct Table {
 // Start the copies of one step; what is behind the row's end becomes zeros, the place of new tokens is left alone.
 template <class T, int D>
 __device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, int block, int kv_head) {
-    constexpr int CHUNKS = D / 8, VALUES = KEYS * D;  // values lie behind the keys
+    constexpr int W = WIDTH<T, D>, CHUNKS = W / 8, VALUES = KEYS * W;  // values lie behind the keys
     int first = step * KEYS;
     constexpr int LINES = 32 * WARPS / CHUNKS;  // that the block copies at a time
     i64 base = x.entry(block, kv_head, first) * D;
-    int to = swizzled<D>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
-    u32 tile = shared_address(keys + to);
-    const u16 *from_keys = x.key_cache + base + threadIdx.x * 8, *from_values = x.value_cache + base + threadIdx.x * 8;
+    u32 tile = shared_address(keys + swizzled<W>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
+    i64 from = base + threadIdx.x * (D / CHUNKS);
 #pragma unroll
     for (int i = 0; i < KEYS / LINES; ++i) {
         int position = first + threadIdx.x / CHUNKS + i * LINES;
         bool cached = position >= range.begin && position < range.stored;
         if (position >= range.stored && position < range.end) continue;
-        copy16(tile + i * LINES * D * 2, from_keys + i * LINES * D, cached);
-        copy16(tile + (VALUES + i * LINES * D) * 2, from_values + i * LINES * D, cached);
+        copy16(tile + i * LINES * W * 2, x.key_cache + from + i * LINES * D, cached);
+        copy16(tile + (VALUES + i * LINES * W) * 2, x.value_cache + from + i * LINES * D, cached);
     }
 }
 
-// The state of a warp's 16 rows: a thread has rows lane / 4 and lane / 4 + 8 of everything.
+// The state of a warp's 16 rows: a thread has rows lane / 4 and lane / 4 + 8 of everything, and of `sum` the columns
+// that T::add_values leaves there.
 template <int D>
 struct Rows {
     float sum[D / 8][4] = {};
@@ -79,18 +84,18 @@ struct Mask {
 // Scores, softmax and sum over the SPAN keys of this warp in a step that is in shared memory.
 template <class T, int D, int SPAN>
 __device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* keys, int line, Mask mask) {
+    constexpr int W = WIDTH<T, D>;
     int lane = threadIdx.x % 32;
     float score[SPAN / 8][4] = {};
     u32 fragment[4];
-    u32 key_at = shared_address(keys + swizzled<D>(line + lane / 16 * 8 + lane % 8, lane / 8 % 2));
-    u32 value_at = shared_address(keys + KEYS * D + swizzled<D>(line + lane % 16, lane / 16));
+    u32 key_at = shared_address(keys + swizzled<W>(line + lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    u32 value_at = shared_address(keys + KEYS * W + swizzled<W>(line + lane % 16, lane / 16));
 #pragma unroll
-    for (int k = 0; k < D / 16; ++k)
+    for (int k = 0; k < W / 16; ++k)
 #pragma unroll
         for (int n = 0; n < SPAN / 16; ++n) {
-            load_matrices(fragment, (key_at ^ 32 * k) + 16 * n * D * 2);
-            T::product(score[2 * n], q[k], fragment[0], fragment[1]);
-            T::product(score[2 * n + 1], q[k], fragment[2], fragment[3]);
+            load_matrices(fragment, (key_at ^ 32 * k) + 16 * n * W * 2);
+            T::score(score[2 * n], score[2 * n + 1], q, k, fragment);
         }
     if (mask.needed) {
         const int seen[2] = {mask.seen(lane / 4), mask.seen(lane / 4 + 8)};
@@ -130,15 +135,15 @@ __device__ void accumulate(Rows<D>& rows, const u32 (&q)[D / 16][4], const u16* 
         }
 #pragma unroll
     for (int n = 0; n < SPAN / 16; ++n) {
-        const u32 weight[4] = {T::pack(make_float2(score[2 * n][0], score[2 * n][1])),
-                               T::pack(make_float2(score[2 * n][2], score[2 * n][3])),
-                               T::pack(make_float2(score[2 * n + 1][0], score[2 * n + 1][1])),
-                               T::pack(make_float2(score[2 * n + 1][2], score[2 * n + 1][3]))};
+        using Tile = typename T::Tile;
+        const u32 weight[4] = {Tile::pack(make_float2(score[2 * n][0], score[2 * n][1])),
+                               Tile::pack(make_float2(score[2 * n][2], score[2 * n][3])),
+                               Tile::pack(make_float2(score[2 * n + 1][0], score[2 * n + 1][1])),
+                               Tile::pack(make_float2(score[2 * n + 1][2], score[2 * n + 1][3]))};
 #pragma unroll
-        for (int d = 0; d < D / 16; ++d) {
-            load_transposed(fragment, (value_at ^ 32 * d) + 16 * n * D * 2);
-            T::product(rows.sum[2 * d], weight, fragment[0], fragment[1]);
-            T::product(rows.sum[2 * d + 1], weight, fragment[2], fragment[3]);
+        for (int d = 0; d < W / 16; ++d) {
+            load_transposed(fragment, (value_at ^ 32 * d) + 16 * n * W * 2);
+            T::add_values(rows.sum, weight, d, fragment);
         }
     }
 }

@@ -45,10 +45,11 @@ def window_launches(
         processors=module.processors,
         clusters=module.architecture >= 90,
         splits=splits,
+        cached=layer.key_cache.element_size(),
     )
     kind = f"{suffix(windows.qkv)}_{head_dim}"
     scalars = sizes.scalars(query, layer.key_cache, windows.table)
-    floats = (np.float32(sizes.scale), np.float32(sizes.epsilon))
+    floats = sizes.floats(sizes.score_scale)
 
     def plainly(name: str, heads: int, *outputs: torch.Tensor) -> Launch:
         """A warp for each token and head."""

@@ -1,6 +1,7 @@
 // Element types of tensors, two neighbours at a time, and the tensor core product of the 16-bit ones.
 #pragma once
 
+using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using i64 = long long;

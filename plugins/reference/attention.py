@@ -3,6 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
+from tandemrt.plugins.reference.float8 import FLOAT8, LARGEST
+
 
 def window_attention(
     qkv: npt.NDArray,
@@ -24,6 +26,8 @@ def window_attention(
     scale: float,
     epsilon: float = 1e-6,
     sliding_window: int = 0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
 ) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray]:
     """Return (mixed [tokens, heads * head_dim], key_cache, value_cache); the caches are updated copies.
 
@@ -38,6 +42,10 @@ def window_attention(
     positions up to its own: all of them, or the last ``sliding_window`` if that is not 0. All prompts are done before
     windows are written. ``mixed`` of padding is 0. Computed in float64; keys and values are rounded to the dtype of
     the cache before they are seen, the result once to that of ``qkv``.
+
+    Caches in float8_e4m3fn hold keys over ``key_scale`` and values over ``value_scale``, and what is too large becomes
+    the largest of float8: the operator ``float8_window_attention``. A new token sees its own key and value as others
+    will, rounded.
     """
     key_cache, value_cache = key_cache.copy(), value_cache.copy()
     starts, index = np.asarray(prompt_starts), np.asarray(write_index)
@@ -58,14 +66,15 @@ def window_attention(
         ]
         for tokens, positions, row in runs:
             blocks, offsets = _entries(row, positions, key_cache)
-            key_cache[blocks, :, offsets] = _rotate(k[tokens], cosine[positions], sine[positions])
-            value_cache[blocks, :, offsets] = v[tokens]
+            turned = _rotate(k[tokens], cosine[positions], sine[positions])
+            key_cache[blocks, :, offsets] = _stored(turned, key_scale, key_cache.dtype)
+            value_cache[blocks, :, offsets] = _stored(v[tokens], value_scale, value_cache.dtype)
         for tokens, positions, row in runs:
             seen = np.arange(positions[-1] + 1 if len(positions) else 0)
             blocks, offsets = _entries(row, seen, key_cache)
             keys, values = (
-                np.repeat(cache[blocks, :, offsets].astype(np.float64), heads // kv_heads, axis=1)
-                for cache in (key_cache, value_cache)
+                np.repeat(cache[blocks, :, offsets].astype(np.float64) * by, heads // kv_heads, axis=1)
+                for cache, by in ((key_cache, key_scale), (value_cache, value_scale))
             )
             distance = positions[:, None] - seen
             visible = (distance >= 0) & ((distance < sliding_window) | (sliding_window == 0))
@@ -74,6 +83,12 @@ def window_attention(
             weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
             mixed[tokens] = (weights / weights.sum(-1, keepdims=True) @ values.swapaxes(0, 1)).swapaxes(0, 1)
     return mixed.reshape(len(qkv), -1).astype(qkv.dtype), key_cache, value_cache
+
+
+def _stored(x: npt.NDArray, scale: float, dtype: npt.DTypeLike) -> npt.NDArray:
+    """``x`` as a cache of ``dtype`` holds it."""
+    over = x / scale
+    return (np.clip(over, -LARGEST, LARGEST) if dtype == FLOAT8 else over).astype(dtype)
 
 
 def _entries(row: npt.NDArray, positions: npt.NDArray, cache: npt.NDArray) -> tuple[npt.NDArray, npt.NDArray]:

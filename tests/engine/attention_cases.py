@@ -5,7 +5,10 @@ import numpy as np
 
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins.reference import window_attention
+from tandemrt.plugins.reference.float8 import FLOAT8
 
+# A third of a number of float8 is never half way between two others.
+SCALES = {"key_scale": 0.75, "value_scale": 0.75 / 32}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NAMES = tuple(binding.name for binding in SCHEMAS["window_attention"].inputs)
 PROMPTS = ("prompt_rows", "prompt_starts", "prompt_index", "prompt_table")
@@ -24,15 +27,17 @@ def case(
     max_blocks=None,
     norm=False,
     dtype=np.float32,
+    cached=None,
     seed=0,
 ):
     """Tensors by name: rows that have cached ``lengths`` tokens each, in blocks of any order.
 
     Behind their windows stand ``runs`` of prompts, (tokens in the cache, new ones) each, and ``padding`` tokens.
-    Every cache entry that no row has written is NaN. Block 0 is scratch; a row of length 0 has all its blocks there.
+    Caches are of dtype ``cached``, if not of that of the rest. Every entry that no row has written is NaN. Block 0 is
+    scratch; a row of length 0 has all its blocks there.
     """
     rng = np.random.default_rng([seed, query, head_dim])
-    batch, cached = len(lengths), [*lengths, *(length for length, _ in runs)]
+    batch, earlier = len(lengths), [*lengths, *(length for length, _ in runs)]
     counts = [new for _, new in runs]
     if max_blocks is None:
         ends = [*(length + query for length in lengths), *map(sum, runs)]
@@ -41,11 +46,13 @@ def case(
     def normal(*shape):
         return rng.normal(size=shape).astype(dtype)
 
-    texts = len(cached)
+    texts = len(earlier)
     table = 1 + rng.permutation(texts * max_blocks).reshape(texts, max_blocks).astype(np.int32)
     table[:batch][np.array(lengths) == 0] = 0
-    caches = [np.full((1 + texts * max_blocks, kv_heads, block_size, head_dim), np.nan, dtype) for _ in range(2)]
-    for row, length in enumerate(cached):
+    caches = [
+        np.full((1 + texts * max_blocks, kv_heads, block_size, head_dim), np.nan, cached or dtype) for _ in range(2)
+    ]
+    for row, length in enumerate(earlier):
         positions = np.arange(length)
         for cache in caches:
             cache[table[row, positions // block_size], :, positions % block_size] = normal(length, kv_heads, head_dim)
@@ -67,13 +74,29 @@ def case(
     return dict(zip(NAMES, values, strict=True))
 
 
-def attributes(*, heads=4, kv_heads=2, head_dim=64, sliding_window=0):
+def case_in_float8(*args, dtype, **how):
+    """As ``case``, over caches in float8, for ``attributes`` with SCALES.
+
+    Keys and values of new tokens are numbers of float8, turned by right angles, so that without norms every face rounds
+    the same numbers. Some values are too large for their scale.
+    """
+    tensors = case(*args, dtype=dtype, cached=FLOAT8, **how)
+    tensors["qkv"] = tensors["qkv"].astype(FLOAT8).astype(dtype)
+    tensors["qkv"][:, -2:] = [-12, 12]
+    cosine, sine = (tensors[name].astype(np.float64) for name in ("cosine", "sine"))
+    right = np.rint(np.arctan2(sine, cosine) / (np.pi / 2)) * np.pi / 2
+    turned = {"cosine": np.rint(np.cos(right)).astype(dtype), "sine": np.rint(np.sin(right)).astype(dtype)}
+    return tensors | turned
+
+
+def attributes(*, heads=4, kv_heads=2, head_dim=64, sliding_window=0, **scales):
     return {
         "heads": heads,
         "kv_heads": kv_heads,
         "scale": head_dim**-0.5,
         "epsilon": 1e-6,
         "sliding_window": sliding_window,
+        **scales,
     }
 
 

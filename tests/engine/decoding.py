@@ -148,14 +148,16 @@ class Decoder:
         capacity: int = CAPACITY,
         device: str = "cpu",
         open_engine: Callable[[ir.Model, Contract], Engine] | None = None,
+        kv_dtype: str | None = None,
     ) -> None:
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config)
         self.path = folder / f"{attention}-{dtype}.onnx"
-        model = build_decoder(spec, checkpoint, dtype=dtype, capacity=capacity, attention=attention)
+        how = {"dtype": dtype, "capacity": capacity, "kv_dtype": kv_dtype}
+        model = build_decoder(spec, checkpoint, **how, attention=attention)
         save_model(model, self.path)
         self.paged = attention == "paged"
-        self.contract = spec.contract(capacity=capacity, dtype=dtype, cache="paged" if self.paged else "linear")
+        self.contract = spec.contract(**how, cache="paged" if self.paged else "linear")
         self.device = device
         if open_engine is None:
             self.engine: Engine = OnnxRuntimeEngine.open(self.path, self.contract, device=device, threads=1)
@@ -164,6 +166,7 @@ class Decoder:
         self.dtype = getattr(torch, dtype)
         # A float16 key of 3e4 would overflow in the product with the query, before any mask; values may be anything.
         poison = {"past_key": 3e4 if dtype == "float32" else 200, "past_value": 3e4}
+        poison = dict.fromkeys(poison, 400) if kv_dtype else poison
         per_row = table_width(capacity)
         # Rows own blocks in no order; block 0 belongs to nobody.
         order = 1 + torch.randperm(batch * per_row, generator=torch.Generator().manual_seed(5), dtype=torch.int32)
@@ -172,7 +175,7 @@ class Decoder:
             binding.name: torch.full(
                 binding.resolve({"batch": batch, "blocks": 1 + batch * per_row}),
                 poison[binding.name.split(".")[0]],
-                dtype=self.dtype,
+                dtype=getattr(torch, binding.dtype),
                 device=device,
             )
             for binding in self.contract.inputs

@@ -114,6 +114,20 @@ def _attention(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case(tensors, attention_cases.attributes(head_dim=32, sliding_window=sliding_window))
 
 
+def _attention_in_float8(kind: np.dtype[Any]) -> Iterator[Case]:
+    for lengths, query, runs, sliding_window, norm in (
+        ([1, 63, 130], 1, [], 0, False),
+        ([1, 63, 130], 5, [], 0, True),
+        ([70, 3], 16, [], 9, False),
+        ([1, 63], 3, [(0, 70), (65, 1), (3, 0), (130, 33)], 0, False),
+        ([1], 0, [(100, 40)], 50, True),
+    ):
+        tensors = attention_cases.case_in_float8(lengths, query, runs, head_dim=32, norm=norm, dtype=kind)
+        given = attention_cases.attributes(head_dim=32, sliding_window=sliding_window, **attention_cases.SCALES)
+        rounded = "float8_e4m3fn" if norm else str(kind)  # last bits of a norm decide between two neighbours
+        yield Case({name: array for name, array in tensors.items() if array is not None}, given, kind=rounded)
+
+
 def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
     rng = np.random.default_rng(3)
     for shape in ((1, 1, 74), (3, 5, 64)):
@@ -198,6 +212,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "verify_draft_probs": _of("verify_draft_probs"),
     "sample_draft": _drafts,
     "window_attention": _attention,
+    "float8_window_attention": _attention_in_float8,
     "swiglu": _gates,
     "quantize_tokens": _unrounded,
     "scaled_product": _products,

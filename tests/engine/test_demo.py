@@ -150,16 +150,17 @@ def test_the_doctor_names_every_backend() -> None:
         assert backend in printed
 
 
-def test_the_demos_head_drafts_and_changes_no_text(tmp_path: Path, llm: LLM) -> None:
-    folder = build(Recipe.load(locate("demo-eagle3")), tmp_path / "eagle3").folder
+@pytest.mark.parametrize(("recipe", "floor"), [("demo-eagle3", 3.9), ("demo-dflash", 4.9)])
+def test_the_demos_trained_drafts_draft_and_change_no_text(tmp_path: Path, llm: LLM, recipe: str, floor: float) -> None:
+    folder = build(Recipe.load(locate(recipe)), tmp_path / recipe).folder
     prompts = [example.prompt_messages() for example in EXAMPLES[:8]]
     params = SamplingParams(temperature=0.0, max_tokens=80)
-    with LLM(folder) as headed:
-        outputs = headed.generate(prompts, params)
+    with LLM(folder, threads=1) as drafted:
+        outputs = drafted.generate(prompts, params)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in llm.generate(prompts, params)]
     steps = sum(output.speculation.num_spec_steps for output in outputs)
     accepted = sum(output.speculation.num_accepted_draft_tokens for output in outputs)
-    assert accepted / steps > 1, "docs/drafts.md says 1.46"
+    assert 1 + accepted / steps > floor, "docs/drafts.md says more"
 
 
 def test_a_bundle_for_rtx_is_refused_at_opening_with_what_to_do(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from tandemrt.plugins.kernels.attention import AttentionLauncher
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.kernels.cudnn_attention import KEYS, serves
 from tandemrt.plugins.launch import Context
-from tests.engine.attention_cases import BFLOAT16, assert_close, attributes, case, expected, tolerance
+from tests.engine.attention_cases import BFLOAT16, attributes, case, expected, tolerance
+from tests.engine.face_cases import to_numpy
+from tests.gpu.attention import PACKED, bind, check, on_device
 from tests.gpu.here import compute_capabilities
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
@@ -24,30 +24,6 @@ def context(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernels")
     compile_kernels(compute_capabilities(), folder, names=["attention"])
     return Context(torch.device("cuda", 0), folder)
-
-
-def on_device(tensors):
-    return {name: None if array is None else _to_torch(array).cuda() for name, array in tensors.items()}
-
-
-def bind(context, tensors, given, splits=None):
-    """The launcher for tensors on the device, and ``mixed`` with room behind it that must stay as it is."""
-    tokens, width = len(tensors["qkv"]), given["heads"] * tensors["key_cache"].shape[-1]
-    room = torch.full((tokens * width + 256,), 77.0, dtype=tensors["qkv"].dtype, device="cuda")
-    mixed = room[:-256].view(tokens, width)
-    launcher = AttentionLauncher(context, *tensors.values(), mixed, splits=splits, **given)
-    return launcher, mixed, room[-256:]
-
-
-def check(context, tensors, given, splits=None):
-    held = on_device(tensors)
-    launcher, mixed, behind = bind(context, held, given, splits)
-    launcher.run()
-    found = [_to_numpy(each) for each in (mixed, held["key_cache"], held["value_cache"])]
-    positions = held["prompt_table"].shape[1] * held["key_cache"].shape[2]
-    cleared = KEYS if serves(held["qkv"].dtype, held["key_cache"].shape[-1], positions) else 0
-    assert_close(found, expected(tensors, given), tensors, tolerance(tensors["qkv"].dtype), cleared=cleared)
-    assert (behind == 77.0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -105,7 +81,7 @@ def test_nothing_before_the_sliding_window_is_read(context):
     launcher, mixed, _ = bind(context, held, given)
     launcher.run()
     near = tolerance(BFLOAT16)
-    np.testing.assert_allclose(_to_numpy(mixed).astype(float), wanted.astype(float), rtol=near, atol=near)
+    np.testing.assert_allclose(to_numpy(mixed).astype(float), wanted.astype(float), rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("capacity", [64, 101, 512, 999])
@@ -121,14 +97,6 @@ def test_a_linear_cache_is_one_block_per_row(context, capacity, query):
 def test_the_number_of_splits_changes_nothing(context, splits, query):
     tensors = case([1, 64, 700, 1500], query, dtype=BFLOAT16)
     check(context, tensors, attributes(), splits=splits)
-
-
-PACKED = {
-    "one run": [(0, 200)],
-    "ragged": [(0, 1), (63, 1), (64, 64), (5, 0), (129, 190), (700, 17)],
-    "many": [(37 * i % 300, 1 + 11 * i % 50) for i in range(70)],
-    "empty": [(0, 0), (9, 0)],
-}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -223,14 +191,3 @@ def test_the_same_call_gives_the_same_bits(context):
         mixed.fill_(torch.nan)
         launcher.run()
         assert torch.equal(mixed, first)
-
-
-def _to_torch(array):
-    if array.dtype == BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def _to_numpy(tensor):
-    tensor = tensor.cpu()
-    return tensor.view(torch.int16).numpy().view(BFLOAT16) if tensor.dtype == torch.bfloat16 else tensor.numpy()

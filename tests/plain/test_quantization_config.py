@@ -10,6 +10,7 @@ from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import WHOLE, Quantization, Scheme
 
+CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 LAYER = "model.layers.0."
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
@@ -79,12 +80,33 @@ def test_modelopt_may_say_it_in_a_file_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("said", "asks"),
+    [
+        (compressed({"weights": FLOAT8}), False),
+        (compressed({"weights": FLOAT8}, kv_cache_scheme=CACHE), True),
+        (compressed(kv_cache_scheme=CACHE), True),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, False),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, True),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}, True),
+    ],
+)
+def test_keys_and_values_are_in_float8_where_it_says_so(said, asks):
+    assert read(said).float8_cache == asks
+
+
+@pytest.mark.parametrize(
     ("said", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "quant_method should be one of compressed-tensors, .*it is 'bitsandbytes'"),
         ("fp8", "quant_method should be one of .*it is 'fp8'"),
         (compressed({"weights": FLOAT8}, mystery=1), r"quantization_config: .*does not know the field\(s\) 'mystery'"),
-        (compressed({"weights": FLOAT8}, kv_cache_scheme=BY_TOKEN), "kv_cache_scheme is .*does not implement"),
+        (compressed({"weights": FLOAT8}, kv_cache_scheme=BY_TOKEN), "kv_cache_scheme: strategy is 'token', which the"),
+        (compressed({"weights": FLOAT8}, kv_cache_scheme=CACHE | {"num_bits": 4}), "kv_cache_scheme: num_bits is 4"),
+        (
+            compressed({"weights": FLOAT8}, kv_cache_scheme=CACHE | {"dynamic": True}),
+            "kv_cache_scheme: dynamic is True",
+        ),
+        (compressed({"weights": FLOAT8}, kv_cache_scheme="fp8"), "kv_cache_scheme should be an object, it is 'fp8'"),
         (compressed({"weights": FLOAT8 | {"num_bits": 4}}), "float of 8 bits or int of 4, they are 'float' of 4"),
         (compressed({"weights": INT4 | {"group_size": 16}}), "group_size is 16"),
         (compressed({"weights": INT4 | {"strategy": "channel"}}), "strategy should be one of group, it is 'channel'"),
@@ -102,7 +124,7 @@ def test_modelopt_may_say_it_in_a_file_of_its_own(tmp_path):
         ({"quant_method": "fp8", "weight_block_size": [128]}, "two whole numbers or null"),
         ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme should be dynamic where"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'"),
-        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo is"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, "kv_cache_quant_algo is"),
         ({"quant_method": "gptq", "bits": 8}, "bits is 8"),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "group_size is -1"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version is 'gemv'"),

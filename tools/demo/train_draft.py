@@ -33,8 +33,8 @@ _console = Console()
 def main(
     kind: Annotated[Kind, typer.Argument(help="What is trained")],
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cuda" if torch.cuda.is_available() else "cpu",
-    texts: Annotated[int, typer.Option(min=1, help="Texts that the target writes, every second batch drawn")] = 4096,
-    together: Annotated[int, typer.Option(min=1, help="Texts that the target writes at a time")] = 512,
+    texts: Annotated[int, typer.Option(min=1, help="Texts that the target writes, every second batch drawn")] = 8192,
+    together: Annotated[int, typer.Option(min=1, help="Texts that the target writes at a time")] = 1024,
     written: Annotated[
         Path | None, typer.Option(help="A file that keeps the texts, and is read if it is there")
     ] = None,

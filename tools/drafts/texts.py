@@ -1,7 +1,7 @@
 """What a target writes, as material to train its drafts on."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,16 +53,18 @@ def write(target: Any, prompts: Sequence[Sequence[int]], *, ends: int, longest: 
             over = (row[width:] == ends).nonzero()
             stop = width + int(over[0]) + 1 if len(over) else len(row)
             found.append(Text(row[pad:stop].clone(), len(prompts[at])))
+    if target.device.type == "cuda":
+        torch.cuda.empty_cache()  # a cache that grows token by token leaves pieces that fit nothing else
     return found
 
 
-def kept(path: Path | None, written: Any) -> list[Text]:
+def kept(path: Path | None, written: Callable[[], list[Text]]) -> list[Text]:
     """The texts in the file ``path``; without it those that ``written()`` gives, which are then kept there."""
     if path is not None and path.exists():
         file = load_file(path)
         ids = file["ids"].split(file["lengths"].tolist())
         return [Text(*text) for text in zip(ids, file["begins"].tolist(), strict=True)]
-    texts: list[Text] = written()
+    texts = written()
     if path is not None:
         lengths, begins = torch.tensor([[len(text.ids), text.begin] for text in texts]).T.contiguous()
         save_file({"ids": torch.cat([text.ids for text in texts]), "lengths": lengths, "begins": begins}, path)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.dtypes import BYTES
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.read.checkpoint import read_header
@@ -61,7 +62,16 @@ def make_draft(folder: Path, kind: Kind, *, device: str) -> None:
 
 
 def make_bundle(
-    folder: Path, name: str, *, device: str, batch: int, length: int, chunk: int, window: int, kind: Kind = Kind.MODEL
+    folder: Path,
+    name: str,
+    *,
+    device: str,
+    batch: int,
+    length: int,
+    chunk: int,
+    window: int,
+    kind: Kind = Kind.MODEL,
+    kv_dtype: str | None = None,
 ) -> Bundle:
     """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``."""
     cuda = device.startswith("cuda")
@@ -79,7 +89,7 @@ def make_bundle(
     )
     recipe = folder / f"{name}.toml"
     recipe.write_text(text)
-    return Bundle.open(build(Recipe.load(recipe), folder / name, progress=_say).folder)
+    return Bundle.open(build(Recipe.load(recipe, kv_dtype=kv_dtype), folder / name, progress=_say).folder)
 
 
 def floor_ms(bundle: Bundle, rows: int, context: float) -> float:
@@ -88,7 +98,7 @@ def floor_ms(bundle: Bundle, rows: int, context: float) -> float:
     files = (bundle.folder / "target").glob("*.safetensors")
     tensors = {name: tensor.nbytes for file in files for name, tensor in read_header(file).items()}
     weights: int = sum(tensors.values()) - (0 if spec["tied"] else tensors["model.embed_tokens.weight"])
-    width = {"float32": 4, "float16": 2, "bfloat16": 2}[bundle.manifest.engines["target"].dtype]
+    width = BYTES[bundle.contract("target")["past_key.0"].dtype]
     token: int = 2 * spec["layers"] * spec["kv_heads"] * spec["head_dim"] * width
     return 1e3 * (weights + rows * context * token) / BANDWIDTH
 

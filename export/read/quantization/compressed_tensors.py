@@ -8,6 +8,7 @@ from typing import Any
 
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.quantization.cache import read_cache_scheme
 from tandemrt.export.read.quantization.names import EMBEDDING, expression, strings
 from tandemrt.export.read.quantization.scheme import GROUPS, WHOLE, Quantization, Scheme
 
@@ -22,20 +23,20 @@ def read_compressed_tensors(said: dict[str, Any], where: str) -> Quantization:
     fields.skip("quant_method", "version", "global_compression_ratio")
     fields.only("quantization_status", "compressed", "frozen")
     fields.only("format", *_FORMATS)
-    fields.only("kv_cache_scheme", None)
+    float8_cache = read_cache_scheme(fields)
     fields.only("sparsity_config", None, {})
     fields.only("moe_sparsity_config", None)
     fields.only("transform_config", None, {})
     left = _named(strings(fields, "ignore"), where)
     groups = fields.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
+    if not isinstance(groups, dict) or not (groups or float8_cache):  # without any, keys and values alone are narrow
         raise BadCheckpoint(f"{where}: config_groups should name at least one group, it is {quoted(groups)}")
     fields.finish()
     rules = []
     for name, group in groups.items():
         targets, scheme = _group(_object(group, f"{where}: group {quoted(name)}"), f"{where}: group {quoted(name)}")
         rules.append((lambda module, t=targets: t(module) and not left(module), scheme))
-    return Quantization("compressed-tensors", tuple(rules))
+    return Quantization("compressed-tensors", tuple(rules), float8_cache)
 
 
 def _group(group: dict[str, Any], where: str) -> tuple[Callable[[str], bool], Scheme]:

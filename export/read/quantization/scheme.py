@@ -52,11 +52,13 @@ class Scheme:
 class Quantization:
     """The schemes of a checkpoint; the first of ``rules`` that names a module says how its weight is stored.
 
-    ``method`` is what the config calls the format.
+    ``method`` is what the config calls the format. ``float8_cache``: the checkpoint has static scales for keys and
+    values in float8_e4m3fn.
     """
 
     method: str
     rules: tuple[tuple[Callable[[str], bool], Scheme], ...]
+    float8_cache: bool = False
 
     @property
     def comes_packed(self) -> bool:

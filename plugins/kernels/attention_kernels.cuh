@@ -1,0 +1,66 @@
+// The kernels of window_attention, over a cache of one type: attention.cu and attention_float8.cu say which ones.
+//
+// Windows: attend_<dtype>_<D>_<rows>, 128 threads, grid (splits * row tiles, kv_heads, batch): with `append` it writes
+// the new keys and values itself (possible where all rows of a KV head are one tile); otherwise append_<dtype>_<D> runs
+// before. The splits of a tile may be launched as a cluster. Two blocks fit on a multiprocessor.
+//
+// Runs of prompts: prepare_<dtype>_<D>, whose `scale` is what queries are multiplied by, then attend_runs_<dtype>_<D>
+// with what it made in the place of qkv, in tiles of 64 rows, grid (splits * row tiles, kv_heads).
+#pragma once
+
+#include "attention_plain.cuh"
+#include "attention_prompts.cuh"
+
+#define INPUTS(T)                                                                                                     \
+    const T::Element *qkv, const T::Cached *, const T::Cached *, const int *block_table, const i64 *write_index,      \
+        const T::Element *cosine, const T::Element *sine, const T::Element *q_norm, const T::Element *k_norm
+#define SIZES int query, int heads, int kv_heads, int block_size, int max_blocks, int sliding_window
+#define FLOATS float scale, float epsilon, float key_scale, float value_scale
+#define OPERANDS(T)                                                                                                   \
+    Operands<T> { qkv, key_cache, value_cache, block_table, write_index, cosine, sine, q_norm, k_norm, query, heads,  \
+                  kv_heads, block_size, max_blocks, sliding_window, scale, epsilon, key_scale, value_scale }
+
+#define APPEND(NAME, T, D)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(128) append_##NAME##_##D(                                            \
+        INPUTS(T), SIZES, FLOATS, T::Cached* key_cache, T::Cached* value_cache) {                                     \
+        append_all<T, D>(OPERANDS(T));                                                                                \
+    }
+#define ATTEND(NAME, T, D, ROWS)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(128, 2) attend_##NAME##_##D##_##ROWS(                                \
+        INPUTS(T), SIZES, int splits, int append, FLOATS, T::Element* mixed,                                          \
+        T::Cached* key_cache, T::Cached* value_cache, float* sums, float2* bounds, int* tickets) {                    \
+        attend_windows<T, D, ROWS / 16>(OPERANDS(T), splits, append, mixed, Parts{sums, bounds, tickets});            \
+    }
+#define ATTEND_PLAINLY(NAME, T, D)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(128) attend_##NAME##_##D(INPUTS(T), SIZES, FLOATS,                   \
+        T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {                                            \
+        attend_plainly<T, D>(OPERANDS(T), mixed);                                                                     \
+    }
+// Of runs of prompts: `query` is how many tokens they have together, padding included.
+#define RUN_INPUTS(T)                                                                                                 \
+    const T::Element *qkv, const T::Cached *, const T::Cached *, const int *rows, const int *starts,                  \
+        const i64 *write_index, const int *block_table, const T::Element *cosine, const T::Element *sine,             \
+        const T::Element *q_norm, const T::Element *k_norm
+#define PREPARE(NAME, T, D)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(128) prepare_##NAME##_##D(                                           \
+        RUN_INPUTS(T), SIZES, int runs, FLOATS, T::Element* queries, T::Cached* key_cache,                            \
+        T::Cached* value_cache, int* lengths) {                                                                       \
+        write_lengths(starts, write_index, runs, heads* D, lengths);                                                  \
+        prepare_all<T, D>(OPERANDS(T), Runs{rows, starts}, lengths, queries);                                         \
+    }
+#define ATTEND_RUNS(NAME, T, D)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(128, 2) attend_runs_##NAME##_##D(                                    \
+        RUN_INPUTS(T), SIZES, int runs, int splits, FLOATS, T::Element* mixed,                                        \
+        T::Cached* key_cache, T::Cached* value_cache, float* sums, float2* bounds, int* tickets) {                    \
+        attend_all<T, D, 4>(OPERANDS(T), starts, runs, splits, mixed, Parts{sums, bounds, tickets});                  \
+    }
+#define ATTEND_RUNS_PLAINLY(NAME, T, D)                                                                               \
+    extern "C" __global__ void __launch_bounds__(128) attend_runs_##NAME##_##D(RUN_INPUTS(T), SIZES, FLOATS,          \
+        T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {                                            \
+        attend_all_plainly<T, D>(OPERANDS(T), Runs{rows, starts}, mixed);                                             \
+    }
+#define TENSOR_CORE(NAME, T, D)                                                                                       \
+    APPEND(NAME, T, D) ATTEND(NAME, T, D, 16) ATTEND(NAME, T, D, 32) ATTEND(NAME, T, D, 64)                           \
+    PREPARE(NAME, T, D) ATTEND_RUNS(NAME, T, D)
+#define PLAIN(NAME, T, D)                                                                                             \
+    APPEND(NAME, T, D) ATTEND_PLAINLY(NAME, T, D) PREPARE(NAME, T, D) ATTEND_RUNS_PLAINLY(NAME, T, D)

@@ -1,0 +1,118 @@
+"""Caches in float8 on a CUDA device: the kernels against their definition, and a bundle."""
+
+import numpy as np
+import pytest
+import torch
+
+from tandemrt import LLM
+from tandemrt.engines.options import RuntimeOptions
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.plugins.launch import Context
+from tandemrt.runtime.check.run import check_bundle
+from tests.engine.attention_cases import BFLOAT16, SCALES, attributes, case_in_float8
+from tests.engine.face_cases import KINDS
+from tests.gpu.attention import PACKED, bind, check, on_device
+from tests.gpu.here import compute_capabilities
+from tests.gpu.rounds import MIXED, drive, paged, told
+from tests.makers import tiny_checkpoint, write_recipe
+
+FLIPPED = 0.13  # a norm in its last bits decides between two numbers of float8
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kernels")
+    compile_kernels(compute_capabilities(), folder, names=["attention_float8"])
+    return Context(torch.device("cuda", 0), folder)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("query", [1, 5, 16, 64])
+@pytest.mark.parametrize("norm", [False, True])
+def test_ragged_rows_equal_the_definition(context, dtype, head_dim, query, norm):
+    sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
+    tensors = case_in_float8([0, 1, 63, 64, 65, 200], query, norm=norm, dtype=KINDS[dtype], **sizes)
+    check(context, tensors, attributes(**sizes, **SCALES), near=FLIPPED if norm else None)
+
+
+@pytest.mark.parametrize("query", [1, 5])
+@pytest.mark.parametrize("splits", [None, 1, 8, 31])
+def test_full_batches_equal_the_definition(context, query, splits):
+    sizes = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+    lengths = np.random.default_rng(1).integers(1, 1100, 16).tolist()
+    tensors = case_in_float8(lengths, query, dtype=BFLOAT16, **sizes)
+    check(context, tensors, attributes(**sizes, **SCALES), splits=splits)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize(("runs", "sliding_window"), [*((runs, 0) for runs in PACKED), ("ragged", 65)])
+def test_runs_of_prompts_and_windows_equal_the_definition(context, dtype, head_dim, runs, sliding_window):
+    sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
+    tensors = case_in_float8([1, 100], 5, PACKED[runs], 7, dtype=KINDS[dtype], **sizes)
+    check(context, tensors, attributes(**sizes, **SCALES, sliding_window=sliding_window))
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_a_token_reads_its_own_key_as_later_tokens_do(context, dtype):
+    """A window at once, and its tokens one by one: the same caches, byte by byte, and results that are near."""
+    tensors, given = case_in_float8([62, 9], 4, norm=True, dtype=KINDS[dtype]), attributes(**SCALES)
+    held, single = on_device(tensors), on_device(tensors)
+    launcher, mixed, _ = bind(context, held, given)
+    launcher.run()
+    for j in range(4):
+        one = {"qkv": single["qkv"][j::4].contiguous(), "write_index": single["write_index"] + j}
+        launcher, alone, _ = bind(context, single | one, given)
+        launcher.run()
+        near = 4e-2 if dtype == "bfloat16" else 5e-3
+        torch.testing.assert_close(alone, mixed[j::4], rtol=near, atol=near)
+    for name in ("key_cache", "value_cache"):
+        assert torch.equal(held[name].view(torch.uint8), single[name].view(torch.uint8))
+
+
+def test_a_captured_call_serves_other_lengths_and_tables(context):
+    first, second = (
+        case_in_float8(lengths, 5, [(9, 30)], max_blocks=20, dtype=BFLOAT16) for lengths in ([9, 300], [1100, 64])
+    )
+    given, held = attributes(**SCALES), on_device(first)
+    launcher, mixed, _ = bind(context, held, given)
+    launcher.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launcher.run()
+    for tensors in (second, first):
+        fresh = on_device(tensors)
+        for name in held:
+            if held[name] is not None:
+                held[name].copy_(fresh[name])
+        mixed.fill_(torch.nan)
+        graph.replay()
+        eager, alone, _ = bind(context, fresh, given)
+        eager.run()
+        assert torch.equal(mixed, alone)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle")
+    target, draft = (tiny_checkpoint(folder / name, layers=n, seed=1, head_dim=32) for name, n in (("t", 2), ("d", 1)))
+    write_recipe(folder / "r.toml", target=target, draft=draft, backend=paged(), dtype="bfloat16")
+    return build(Recipe.load(folder / "r.toml", kv_dtype="float8_e4m3"), folder / "bundle").folder
+
+
+def test_every_check_of_a_bundle_holds(bundle):
+    found = list(check_bundle(bundle, RuntimeOptions(device="cuda")))
+    for each in found:
+        print(f"{each.check}: {each.result}: {each.verdict}")
+    assert not [each for each in found if each.verdict == "fail"]
+
+
+def test_cuda_graphs_change_no_token(bundle):
+    found = []
+    for cuda_graphs in (True, False):
+        with LLM(bundle, device="cuda", cuda_graphs=cuda_graphs) as llm:
+            found.append(told(drive(llm, MIXED)))
+    assert found[0] == found[1]
