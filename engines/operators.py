@@ -206,6 +206,7 @@ SCHEMAS = {
                 Binding("zeros", "uint8", ("width", "half_blocks")),
             ),
             outputs=(Binding("product", T, ("tokens", "width")),),
+            attributes={"block": "int"},
             optional=("zeros",),
             kernels="int4",
         ),

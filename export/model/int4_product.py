@@ -10,7 +10,7 @@ from tandemrt.export.model.weights import Weights
 from tandemrt.plugins.functions.int4 import int4_product
 from tandemrt.plugins.operators import DOMAIN
 
-STEP = 8  # what inputs and outputs of a product must be a multiple of
+INPUTS, OUTPUTS = 32, 8  # what those of a product must be a multiple of
 
 
 def by_tiles(
@@ -20,19 +20,21 @@ def by_tiles(
     modules: Sequence[str],
     widths: Sequence[int],
     *,
+    block: int,
     dtype: str,
 ) -> ir.Value:
     """``x`` [..., inner] by the weights [widths_i, inner] of ``modules``, one behind the other: [..., sum of widths].
 
-    ``weight`` is what Weights.blocks gives. Raises BadCheckpoint for sizes that the kernels do not take.
+    ``weight`` is what Weights.blocks gives, with a scale for ``block`` inputs. Raises BadCheckpoint for sizes that the
+    kernels do not take.
     """
     inner = width_of(x)
     for module, width in zip(modules, widths, strict=True):
-        if inner % STEP or width % STEP:
-            rule = f"products in 4 bits on a GPU need inputs and outputs in multiples of {STEP}"
+        if inner % INPUTS or width % OUTPUTS:
+            rule = f"products in 4 bits on a GPU need inputs in multiples of {INPUTS} and outputs of {OUTPUTS}"
             raise BadCheckpoint(f"{module}: {rule}; it has {inner} and {width}; build it with another dtype")
     outputs = [(dtype, (*dims_of(x)[:-1], sum(widths)))]
-    (product,) = b.custom("int4_product", x, *weight, domain=DOMAIN, outputs=outputs)
+    (product,) = b.custom("int4_product", x, *weight, domain=DOMAIN, outputs=outputs, block=block)
     return product
 
 

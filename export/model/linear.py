@@ -53,7 +53,7 @@ class Linear:
         if isinstance(how, Form):
             blocks = w.blocks(names, self.widths, inner, how)
             if how.tiles:
-                return by_tiles(b, x, blocks, self.names, self.widths, dtype=w.dtype)
+                return by_tiles(b, x, blocks, self.names, self.widths, block=how.block, dtype=w.dtype)
             return by_blocks(b, x, blocks, how, dtype=w.dtype, width=self.width)
         if isinstance(how, Scheme) and w.scaled_products:
             return by_scales(b, x, w, self.names, self.widths, how)

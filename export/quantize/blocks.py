@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.plugins.reference.int4 import CHUNK, in_tiles
+from tandemrt.plugins.reference.int4 import in_tiles, padded_inner, scales_of_output
 
 BLOCK = 32  # values per scale: as fast as wider blocks (docs/benchmarks.md), and the most exact
 _AT_ONCE = 1 << 22  # values that are quantized together, which bounds the memory that takes
@@ -36,17 +36,11 @@ class Form:
         """The dtype of the scales."""
         return self.tiles or "float32"
 
-    def padded(self, inner: int) -> int:
-        """The inputs that are held: whole blocks, of tiles whole chunks."""
-        step = CHUNK if self.tiles else self.block
-        return -(-inner // step) * step
-
     def shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """dtype and shape of what holds a matrix [rows, inner]: its integers, scales and zero points."""
-        padded = self.padded(inner)
-        count, size = padded // self.block, padded * self.bits // 8
+        count = scales_of_output(inner, self.block) if self.tiles else -(-inner // self.block)  # the last may be padded
         found: dict[str, tuple[str, tuple[int, ...]]] = (
-            {"tiles": ("uint8", (rows, size))}
+            {f"tiles{self.block}": ("uint8", (rows, padded_inner(inner) // 2))}
             if self.tiles
             else {"integers": ("uint8", (rows, count, self.block * self.bits // 8))}
         )
@@ -75,17 +69,20 @@ class Blocks:
 
     def stored(self) -> dict[str, npt.NDArray]:
         """What is written, by the names of Form.shapes."""
+        if self.form.tiles:
+            return self._tiles()
         packed = nibbles if self.form.bits == 4 else np.asarray
-        shapes = self.form.shapes(len(self.integers), self.inner)
-        more = shapes["scales"][1][1] - self.integers.shape[1]  # blocks that pad the last chunk of tiles
+        found: dict[str, npt.NDArray] = {"integers": packed(self.integers), "scales": self.scales}
+        return found if self.zeros is None else found | {"zeros": packed(self.zeros)}
 
-        def wide(values: npt.NDArray) -> npt.NDArray:
-            return np.pad(values, [(0, 0), (0, more)] + [(0, 0)] * (values.ndim - 2)) if more else values
-
-        integers = packed(wide(self.integers))
-        tiles = {"tiles": in_tiles(integers.reshape(len(integers), -1))} if self.form.tiles else {"integers": integers}
-        found: dict[str, npt.NDArray] = {**tiles, "scales": wide(self.scales).astype(numbers_of(self.form.scales))}
-        return found if self.zeros is None else found | {"zeros": packed(wide(self.zeros))}
+    def _tiles(self) -> dict[str, npt.NDArray]:
+        integers = _wide(self.integers.reshape(len(self.integers), -1), padded_inner(self.inner))
+        count = scales_of_output(self.inner, self.form.block)
+        found = {
+            f"tiles{self.form.block}": in_tiles(integers),
+            "scales": _wide(self.scales, count).astype(numbers_of(self.form.scales)),
+        }
+        return found if self.zeros is None else found | {"zeros": nibbles(_wide(self.zeros, count))}
 
 
 def numbers_of(dtype: str) -> np.dtype:
@@ -110,6 +107,11 @@ def nibbles(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     even = np.concatenate([values, np.zeros_like(values[..., :1])], -1) if values.shape[-1] % 2 else values
     packed: npt.NDArray[np.uint8] = even[..., 0::2] | (even[..., 1::2] << np.uint8(4))
     return packed
+
+
+def _wide(values: npt.NDArray, columns: int) -> npt.NDArray:
+    """``values`` [rows, fewer] with zeros behind them."""
+    return np.pad(values, [(0, 0), (0, columns - values.shape[1])])
 
 
 def _quantized(

@@ -1,35 +1,41 @@
-// Weights in 4 bits, in the order of plugins/reference/int4.py: a word holds eight inputs of one output.
+// Weights in 4 bits, in the order of plugins/reference/int4.py: a word holds eight inputs of one output, of which pair i
+// (inputs 2i and 2i + 1) are nibbles i and i + 4.
 #pragma once
 #include "elements.cuh"
 #include "intrinsics.cuh"
 
 constexpr int INT4_CHUNK = 128;  // inputs of an output that lie together: four groups, in 64 bytes
 
-// Two nibbles become two numbers by being the last bits of one that counts in ones: BASE + nibble.
+// Two nibbles become two numbers as the last bits of one that counts in ones, BASE + nibble, and lose BASE and a middle
+// by one exact sum.
+__device__ __forceinline__ u32 raised(u32 word, int i, u32 base) {
+    u32 numbers;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(numbers) : "r"(word >> (4 * i)), "r"(0x000f000fu), "r"(base));
+    return numbers;
+}
+
 template <class T>
 struct Nibbles;
 
 template <>
 struct Nibbles<Bf16> {
-    static constexpr u32 BASE_BITS = 0x43004300u;
-    static constexpr u32 MINUS_ONE = 0xbf80bf80u, MINUS_MIDDLE = 0xc308c308u;  // -(BASE + 8)
-    static __device__ u32 pair(u32 word, int i) { return (word >> (4 * i)) & 0x000f000fu | BASE_BITS; }
-    static __device__ float number(u32 nibble) { return __uint_as_float(0x43000000u | nibble << 16); }
+    static __device__ __forceinline__ u32 pair(u32 word, int i, u32 middle) {
+        u32 minus = middle * 0x10001u | 0xc300c300u, numbers;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+            : "=r"(numbers)
+            : "r"(raised(word, i, 0x43004300u)), "r"(0x3f803f80u), "r"(minus));
+        return numbers;
+    }
 };
 
 template <>
 struct Nibbles<Fp16> {
-    static constexpr u32 BASE_BITS = 0x64006400u;
-    static constexpr u32 MINUS_ONE = 0xbc00bc00u, MINUS_MIDDLE = 0xe408e408u;
-    static __device__ u32 pair(u32 word, int i) { return (word >> (4 * i)) & 0x000f000fu | BASE_BITS; }
-    static __device__ float number(u32 nibble) { return __uint_as_float(0x44800000u | nibble << 13); }
+    static __device__ __forceinline__ u32 pair(u32 word, int i, u32 middle) {
+        u32 minus = middle * 0x10001u | 0xe400e400u, numbers;
+        asm("add.rn.f16x2 %0, %1, %2;" : "=r"(numbers) : "r"(raised(word, i, 0x64006400u)), "r"(minus));
+        return numbers;
+    }
 };
-
-// Eight inputs as Nibbles::pair gives those of a weight: i and i + 4.
-__device__ __forceinline__ uint4 in_pairs(uint4 x) {
-    return make_uint4(__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632), __byte_perm(x.y, x.w, 0x5410),
-                      __byte_perm(x.y, x.w, 0x7632));
-}
 
 __device__ __forceinline__ u32 word(const uint4& words, int i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
@@ -43,19 +49,20 @@ __device__ __forceinline__ uint4 load_once(const u8* at) {
     return x;
 }
 
-// The scales of a chunk's four groups of 32 inputs, of which 1 << shift share one: so many as there are.
-__device__ __forceinline__ uint2 load_scales(const u16* scales, int chunk, int shift) {
-    const u16* at = scales + (4 * chunk >> shift);
-    if (shift == 0) return __ldg(reinterpret_cast<const uint2*>(at));
-    if (shift == 1) return make_uint2(__ldg(reinterpret_cast<const u32*>(at)), 0);
-    return make_uint2(__ldg(at), 0);
+// 1 << shift groups of 32 inputs share a scale. Scales of an output, and its zero points, are read four at a time; those
+// of a chunk are among the four from here on.
+__device__ __forceinline__ int first_scale(int chunk, int shift) { return (4 * chunk >> shift) & ~3; }
+
+__device__ __forceinline__ int scales_of_output(int inner, int shift) {
+    int groups = (inner + INT4_CHUNK - 1) / INT4_CHUNK * 4;
+    return (((groups + (1 << shift) - 1) >> shift) + 3) & ~3;
 }
 
-// One for each group.
-__device__ __forceinline__ uint2 spread_scales(uint2 stored, int shift) {
-    if (shift == 1) return make_uint2(__byte_perm(stored.x, 0, 0x1010), __byte_perm(stored.x, 0, 0x3232));
-    if (shift == 2) stored.x = stored.y = __byte_perm(stored.x, 0, 0x1010);
-    return stored;
+// Of the four that were read those of the chunk's four groups.
+__device__ __forceinline__ uint2 scales_of_groups(uint2 four, int chunk, int shift) {
+    u32 first = shift == 0 ? 0x3210u : shift == 1 ? 0x1010u + 0x4444u * (chunk % 2) : 0x1010u + 0x2222u * (chunk % 4);
+    u32 second = shift == 0 ? 0x7654u : shift == 1 ? first + 0x2222u : first;
+    return make_uint2(__byte_perm(four.x, four.y, first), __byte_perm(four.x, four.y, second));
 }
 
 template <class T>
@@ -64,13 +71,6 @@ __device__ __forceinline__ float scale_of(uint2 scales, int group) {
     return group % 2 ? two.y : two.x;
 }
 
-// The zero points of the groups, a nibble each.
-__device__ __forceinline__ u32 load_zeros(const u8* zeros, int chunk, int shift) {
-    u32 found = 0;
-#pragma unroll
-    for (int group = 0; group < 4; ++group) {
-        int block = (4 * chunk + group) >> shift;
-        found |= (zeros[block / 2] >> (4 * (block % 2)) & 15) << (4 * group);
-    }
-    return found;
+__device__ __forceinline__ u32 zero_of(u32 four, int chunk, int group, int shift) {
+    return four >> (4 * ((4 * chunk + group >> shift) & 3)) & 15;
 }

@@ -12,20 +12,21 @@ import torch
 
 from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context, Tensors
-from tandemrt.plugins.reference.int4 import CHUNK
+from tandemrt.plugins.reference.int4 import BLOCKS, CHUNK, padded_inner, scales_of_output
 
-_BLOCKS = (32, 64, 128)  # inputs that share a scale
-_STEP = 8  # what inputs and outputs are a multiple of
-_MOST_ROWS = 64  # that the kernel takes
+_OUTPUTS, _INPUTS = 8, 32  # what these are a multiple of
+_MOST_ROWS = 512  # that go through the kernel, some at a time
 _SCRATCH = 64 << 20  # bytes of weights as numbers
 _THREADS = 256
+_OF_WARP = 32  # outputs
 _CLUSTERS_FROM = 90
+_NARROW = 8192  # outputs of a product whose inputs more warps share
 
 
-def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
+def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
     """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
-    operands = _Operands.of(tensors)
-    return FewRows(operands, context) if operands.rows <= _MOST_ROWS else ManyRows(operands, context)
+    operands = _Operands.of(tensors, attributes["block"])
+    return SomeRows(operands, context) if operands.rows <= _MOST_ROWS else ManyRows(operands, context)
 
 
 @dataclass(frozen=True)
@@ -41,22 +42,23 @@ class _Operands:
     shift: int
 
     @classmethod
-    def of(cls, tensors: Tensors) -> "_Operands":
+    def of(cls, tensors: Tensors, block: int) -> "_Operands":
         """Raises ValueError for a product that does not fit together, or that no kernel computes."""
         x, weight, scales, product = (tensors[name] for name in ("x", "weight", "scales", "product"))
-        inner, (width, blocks) = x.shape[-1], scales.shape
-        padded = -(-inner // CHUNK) * CHUNK
+        inner, width = x.shape[-1], product.shape[-1]
         if x.dtype not in (torch.bfloat16, torch.float16):
             raise ValueError(f"x: bfloat16 or float16 is needed, got {x.dtype}")
-        if product.shape[-1] != width or inner % _STEP or width % _STEP or padded // blocks not in _BLOCKS:
+        if inner % _INPUTS or width % _OUTPUTS or block not in BLOCKS:
             raise ValueError(
-                f"scales: outputs and inputs in multiples of {_STEP} and one for {', '.join(map(str, _BLOCKS))} inputs "
-                f"are needed, for x {tuple(x.shape)} and product {tuple(product.shape)}, got {(width, blocks)}"
+                f"product: inputs in multiples of {_INPUTS}, outputs of {_OUTPUTS} and a scale for "
+                f"{', '.join(map(str, BLOCKS))} inputs are needed, got {inner}, {width} and {block}"
             )
-        if weight.shape != (width, padded // 2):
-            raise ValueError(f"weight: {(width, padded // 2)} is needed, got {tuple(weight.shape)}")
-        shift = _BLOCKS.index(padded // blocks)
-        return cls(x.view(-1, inner), weight, scales, tensors.get("zeros"), product.view(-1, width), shift)
+        if weight.shape != (width, padded_inner(inner) // 2):
+            raise ValueError(f"weight: {(width, padded_inner(inner) // 2)} is needed, got {tuple(weight.shape)}")
+        if scales.shape != (width, scales_of_output(inner, block)):
+            raise ValueError(f"scales: {(width, scales_of_output(inner, block))} is needed, got {tuple(scales.shape)}")
+        flat = x.view(-1, inner), weight, scales, tensors.get("zeros"), product.view(-1, width)
+        return cls(*flat, BLOCKS.index(block))
 
     @property
     def rows(self) -> int:
@@ -71,13 +73,13 @@ class _Operands:
         return self.x.shape[1]
 
 
-class FewRows:
-    """A product of few rows, bound. Capturable."""
+class SomeRows:
+    """A product by a kernel that reads the weight once for up to 64 rows, bound. Capturable."""
 
     def __init__(self, operands: _Operands, context: Context) -> None:
         module, o = context.module("int4"), operands
         tile = _tile(o, module)
-        outputs = tile.outputs * tile.down
+        outputs = _OF_WARP * tile.down
         shared = 4 * tile.along * tile.rows * (outputs + 4)
         zeros = "_zeros" if o.zeros is not None else ""
         kernel = module.kernel(f"int4_product_{tile.rows}{zeros}_{suffix(o.x)}", shared=shared)
@@ -130,21 +132,18 @@ class ManyRows:
 
 @dataclass(frozen=True)
 class _Tile:
-    """How a kernel cuts a product: ``rows`` and ``outputs`` of a warp, the warps of a block ``along`` the inputs and
-    ``down`` the outputs, and how many ``blocks`` share the inputs."""
+    """How a kernel cuts a product: its ``rows``, a block's warps ``along`` the inputs and ``down`` the outputs, and how
+    many ``blocks`` share the inputs."""
 
     rows: int
-    outputs: int
     along: int
     down: int
     blocks: int
 
 
 def _tile(o: _Operands, module: KernelModule) -> _Tile:
-    rows = next(each for each in (8, 16, 32, 64) if o.rows <= each)
-    outputs, along, down = {8: (32, 8, 1), 16: (32, 8, 1), 32: (16, 4, 2), 64: (16, 4, 2)}[rows]
-    blocks = 1
-    most = 4 if module.architecture >= _CLUSTERS_FROM else 1
-    while blocks < most and 2 * blocks * -(-o.width // (outputs * down)) <= 4 * module.processors:
-        blocks *= 2
-    return _Tile(rows, outputs, along, down, blocks)
+    """The inputs of an output are shared by as many warps for any number of rows, so that these round alike."""
+    rows = next((each for each in (8, 16, 32, 64) if o.rows <= each), 64)
+    along, down = {8: (8, 1), 16: (8, 1), 32: (4, 2), 64: (2, 4)}[rows]
+    sharing = 16 if o.width <= _NARROW else 8
+    return _Tile(rows, along, down, sharing // along if module.architecture >= _CLUSTERS_FROM else 1)

@@ -12,6 +12,7 @@ from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins.faces import launcher, reference
 from tandemrt.plugins.launch import Context
 from tandemrt.plugins.reference.float8 import FLOAT8, quantize_tokens
+from tandemrt.plugins.reference.int4 import padded_inner, scales_of_output
 from tandemrt.runtime.check.adjust import adjust_case
 from tests.engine import attention_cases
 from tests.engine.operator_cases import case as window_case
@@ -162,12 +163,12 @@ def _by_int4(kind: np.dtype[Any]) -> Iterator[Case]:
     rng = np.random.default_rng(8)
     sizes = [((1,), 128, 8, 32), ((2, 4), 1120, 56, 32), ((9,), 192, 24, 64), ((33,), 64, 16, 32)]
     for rows, inner, width, block in (*sizes, ((90,), 640, 264, 128)):
-        blocks = -(-inner // 128) * 128 // block
+        blocks = scales_of_output(inner, block)
         scales = (rng.uniform(0.02, 0.06, (width, blocks)) / inner**0.5).astype(kind)
-        weight = rng.integers(0, 256, (width, blocks * block // 2), dtype=np.uint8)
+        weight = rng.integers(0, 256, (width, padded_inner(inner) // 2), dtype=np.uint8)
         inputs = {"x": rng.normal(size=(*rows, inner)).astype(kind), "weight": weight, "scales": scales}
-        yield Case(inputs)
-        yield Case({**inputs, "zeros": rng.integers(0, 256, (width, -(-blocks // 2)), dtype=np.uint8)})
+        yield Case(inputs, {"block": block})
+        yield Case({**inputs, "zeros": rng.integers(0, 256, (width, blocks // 2), dtype=np.uint8)}, {"block": block})
 
 
 def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:

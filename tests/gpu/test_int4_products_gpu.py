@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +62,26 @@ def test_weights_become_numbers_a_part_at_a_time(kernels: Path, dtype: str, monk
     context = Context(torch.device("cuda", 0), kernels)
     for case in [*cases("int4_product", dtype)][-2:]:
         hold("int4_product", case, context)
+
+
+@pytest.mark.parametrize(("width", "inner"), [(264, 128), (4096, 1024), (20_000, 320)])
+def test_a_row_has_the_same_bits_in_any_company_of_up_to_64(kernels: Path, width: int, inner: int) -> None:
+    context, draw = Context(torch.device("cuda", 0), kernels), torch.Generator("cuda").manual_seed(3)
+    on_device: dict[str, Any] = {"device": "cuda", "generator": draw}
+    padded = -(-inner // 128) * 128
+    weight = torch.randint(0, 256, (width, padded // 2), dtype=torch.uint8, **on_device)
+    scales = (torch.rand(width, padded // 32, **on_device) + 0.5).bfloat16()
+    x = torch.randn(64, inner, **on_device).bfloat16()
+
+    def multiplied(rows: int) -> torch.Tensor:
+        product = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
+        tensors = {"x": x[:rows], "weight": weight, "scales": scales, "product": product}
+        int4_product.launch(tensors, {"block": 32}, context).run()
+        return product
+
+    all_rows = multiplied(64)
+    for rows in (1, 5, 8, 9, 16, 17, 33):
+        assert torch.equal(multiplied(rows), all_rows[:rows]), rows
 
 
 @pytest.fixture(scope="module")
