@@ -49,7 +49,8 @@ __device__ void int4_product(
 ) {
     constexpr int ROW_TILES = ROWS / 8, HALVES = 2 * TILES;
     extern __shared__ float partial[];  // [warps along the inputs][ROWS][outputs of the block + INT4_PAD]
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = lane / 4, part = lane % 4, warps = blockDim.x / 32;
+    int warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), warps = blockDim.x / 32;  // the same for all that branch by it
+    int lane = threadIdx.x % 32, line = lane / 4, part = lane % 4;
     int outputs = 8 * HALVES * blockDim.y, chunks = (inner + INT4_CHUNK - 1) / INT4_CHUNK;
     i64 base = static_cast<i64>(outputs) * blockIdx.y;
     int row = ROWS * blockIdx.z, stored = scales_of_output(inner, shift);
@@ -58,7 +59,7 @@ __device__ void int4_product(
     scales += base * stored;
     if (ZEROS) zeros += base * stored / 2;
     x += static_cast<i64>(row) * inner;
-    u32 at[HALVES], scale_at[HALVES], x_at[ROW_TILES];
+    int at[HALVES], scale_at[HALVES], x_at[ROW_TILES];
 #pragma unroll
     for (int i = 0; i < HALVES; ++i) {
         int of = min(8 * (HALVES * int(threadIdx.y) + i) + line, until - 1);
