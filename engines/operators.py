@@ -182,6 +182,18 @@ SCHEMAS = {
             outputs=(Binding("activated", T, ("tokens", "width")),),
             kernels="swiglu",
         ),
+        Schema(  # of any rank, too; the experts' parts of a weight stand one behind the other
+            "experts",
+            inputs=(
+                Binding("x", T, ("tokens", "hidden")),
+                Binding("router_logits", T, ("tokens", "experts")),
+                Binding("gate_up", T, ("gate_up_rows", "hidden")),
+                Binding("down", T, ("down_rows", "width")),
+            ),
+            outputs=(Binding("mixed", T, ("tokens", "hidden")),),
+            attributes={"per_token": "int", "normalized": "int"},
+            kernels="experts",
+        ),
         Schema(  # a scale per token, found from it alone, or the one of all that a checkpoint stores
             "quantize_tokens",
             inputs=(Binding("x", T, ("tokens", "inner")), _STATIC_SCALE),

@@ -249,11 +249,12 @@ class Recipe(Section):
         return {"target": self.target.checkpoint} | ({"draft": self.draft.checkpoint} if drafts else {})  # type: ignore[union-attr]
 
     def hub_name(self, checkpoint: Path) -> str | None:
-        """What the recipe's file says of ``checkpoint`` if it may be a name of the Hugging Face hub: two words."""
+        """What the recipe's file says of ``checkpoint`` if it may be a name of the Hugging Face hub: two words, and
+        maybe a revision."""
         if not self._file or not checkpoint.is_relative_to(home := Path(self._file).parent):
             return None
         words = checkpoint.relative_to(home).parts
-        return "/".join(words) if len(words) == 2 else None
+        return "/".join(words) if len(words) == 2 or (len(words) > 2 and "@" in words[1]) else None
 
     def require_checkpoints(self) -> None:
         """Raise BadRecipe for a checkpoint folder that does not exist, by the key that names it."""

@@ -161,6 +161,8 @@ def _quantize(
 ) -> tuple[Models, tuple[str, ...]]:
     """The models with the weights that their dtypes ask for in ``folder``, and what it cost, a line each."""
     notes: list[str] = []
+    if isinstance(models[-1], DraftHead):
+        notes.extend(models[-1].notes())
 
     def packed(model: Model) -> Model:
         quantization = model.quantization

@@ -55,6 +55,7 @@ FACES = {
         "reference.attention:window_attention", "functions.attention:float8_bodies", "kernels.attention:launch"
     ),
     "swiglu": Faces("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
+    "experts": Faces("reference.experts:experts", "functions.experts:bodies", "kernels.experts:launch"),
     "quantize_tokens": Faces(
         "reference.float8:quantize_tokens", "functions.float8:quantize_bodies", "kernels.quantize:launch_tokens"
     ),
@@ -102,8 +103,8 @@ def launcher(operator: str, context: Context) -> Launcher:
         needed, has = (".".join(map(str, each)) for each in (schema.compute_capability, capability))
         raise BackendUnavailable(
             f"device: operator {operator} needs compute capability {needed} or later, "
-            f"{torch.cuda.get_device_name(context.device)} has {has}; build the bundle from weights that are not "
-            "quantized"
+            f"{torch.cuda.get_device_name(context.device)} has {has}; build the bundle without float8: from "
+            "weights that are not quantized, and with kv_dtype as it computes"
         )
     found: Launcher = _load(FACES[operator].cuda)
     return found

@@ -134,9 +134,11 @@ class Layers:
             scores = scores.masked_fill(later, float("-inf"))
         mixed = (scores.softmax(-1) @ value.repeat_interleave(group, 0)).transpose(0, 1).reshape(count, -1)
         stream = stream + mixed @ self.weights[f"{name}.self_attn.o_proj.weight"].T
-        x = self.norm(stream, f"{name}.post_attention_layernorm")
-        gate, up, down = (self.weights[f"{name}.mlp.{kind}_proj.weight"] for kind in ("gate", "up", "down"))
-        return stream + (functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+        return stream + self.mlp(f"{name}.mlp", self.norm(stream, f"{name}.post_attention_layernorm"))
+
+    def mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        gate, up, down = (self.weights[f"{name}.{kind}_proj.weight"] for kind in ("gate", "up", "down"))
+        return (functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
     def _projected(self, x: torch.Tensor, attention: str, kind: str) -> torch.Tensor:
         found = x @ self.weights[f"{attention}.{kind}_proj.weight"].T

@@ -5,6 +5,7 @@ state behind the layer's last norm.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -20,7 +21,8 @@ FORMS = {
 
 @dataclass(frozen=True)
 class MtpLayer:
-    """The shape of a layer behind ``target_layers`` others, and its form."""
+    """The shape of a layer behind ``target_layers`` others, and its form; with ``experts``, two of which a token takes,
+    in place of its MLP."""
 
     hidden: int
     target_layers: int
@@ -28,6 +30,7 @@ class MtpLayer:
     kv_heads: int = 2
     head_dim: int = 16
     form: str = "deepseek"
+    experts: int = 0
 
     @property
     def prefix(self) -> str:
@@ -43,6 +46,12 @@ class MtpLayer:
         found = draw.layer(self.prefix, **sizes, family="qwen3")
         found |= {f"{self.named(part)}.weight": draw.norm(hidden) for part in (0, 1, 3)}
         found[f"{self.named(3)}.weight"][3] = 40
+        mlp = f"{self.prefix}.mlp"
+        if self.experts:
+            shapes = {kind: found.pop(f"{mlp}.{kind}_proj.weight").shape for kind in ("gate", "up", "down")}
+            found[f"{mlp}.gate.weight"] = draw.matrix(self.experts, hidden)
+            for index, (kind, shape) in product(range(self.experts), shapes.items()):
+                found[f"{mlp}.experts.{index}.{kind}_proj.weight"] = draw.matrix(*shape)
         return found | {f"{self.named(2)}.weight": draw.matrix(hidden, 2 * hidden)}
 
 
@@ -62,3 +71,11 @@ class Definition(Layers):
         stream = self.block(name, stream, self.norm(stream, f"{name}.input_layernorm"), begin)
         last = self.norm(stream, layer.named(3))
         return last @ self._lm_head.T, last
+
+    def mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Of experts, the two that a token's router likes best, by its likings among these."""
+        if not self._layer.experts:
+            return super().mlp(name, x)
+        best, chosen = (x @ self.weights[f"{name}.gate.weight"].T).topk(2)
+        given = torch.stack([super(Definition, self).mlp(f"{name}.experts.{i}", x) for i in range(self._layer.experts)])
+        return torch.einsum("tk,tkh->th", best.softmax(-1), given[chosen, torch.arange(len(x))[:, None]])

@@ -3,8 +3,9 @@
 python -m tools.bench_float8                     # the products, and what stands between them, at 1 to 2,048 rows
 
 Products: in bfloat16 (torch.mm), and in float8 (torch._scaled_mm) with one scale per side, with one per row and output,
-and with sums kept in fewer bits (use_fast_accum). Between them: the operators of a layer in float8, and that layer as a
-whole without its attention. Weights are more than fit the second-level cache.
+and with sums kept in fewer bits (use_fast_accum), whose error is told beside that of whole sums. Between them: the
+operators of a layer in float8, and that layer as a whole without its attention. Weights are more than fit the
+second-level cache.
 """
 
 import tempfile
@@ -55,6 +56,19 @@ def forms(width: int, inner: int, rows: int) -> tuple[str, ...]:
 
     ways = (scaled(one, one), scaled(one, one, fast=True), scaled(*each))
     return (f"{replay(mm, len(whole)):.1f}", *(f"{replay(way, copies):.1f}" for way in ways))
+
+
+def errors(inner: int, *, signs: bool) -> tuple[str, ...]:
+    """How far sums of ``inner`` products are from exact ones, relative (root mean square), and so with fast sums."""
+    x, weight = (torch.randn(256, inner, device="cuda") for _ in range(2))
+    x, weight = ((each if signs else each.abs()).to(FLOAT8) for each in (x, weight))
+    exact, one = x.double() @ weight.double().t(), torch.ones(1, device="cuda")
+
+    def error(*, fast: bool) -> str:
+        found = torch._scaled_mm(x, weight.t(), one, one, out_dtype=EXACT, use_fast_accum=fast)
+        return f"{((found - exact).norm() / exact.norm()).item():.1e}"
+
+    return error(fast=False), error(fast=True)
 
 
 def layer(rows: int, context: Context) -> tuple[str, ...]:
@@ -124,7 +138,7 @@ def main(
     rows: Annotated[str, typer.Option(help="Rows of each line.")] = "1,5,16,64,80,320,2048",
     head: Annotated[bool, typer.Option(help="The head, too.")] = True,
 ) -> None:
-    """Print the two tables."""
+    """Print the tables."""
     wanted, console = [int(each) for each in rows.split(",")], Console(width=140)
     table = Table("product", "rows", "bfloat16", "float8", "fast sums", "a scale per row", title="microseconds")
     for name, (width, inner) in (SHAPES | (HEAD if head else {})).items():
@@ -132,6 +146,11 @@ def main(
             if name not in HEAD or count <= 320:
                 table.add_row(name, str(count), *forms(width, inner, count))
                 torch.cuda.empty_cache()
+    console.print(table)
+    table = Table("inputs", "signs", "float8", "fast sums", title="relative error of sums")
+    for inner in (HIDDEN, MID):
+        for signs in (True, False):
+            table.add_row(str(inner), "any" if signs else "one", *errors(inner, signs=signs))
     console.print(table)
     table = Table("rows", "norm", "swiglu", "rounding", "layer without attention", title="microseconds")
     with tempfile.TemporaryDirectory() as folder:

@@ -6,10 +6,12 @@
     python -m tools.bench_gpu --weights fp8                 # products in float8, or int4: 4 bits, the head's too
     python -m tools.bench_gpu --kv-dtype float8_e4m3                             # keys and values in float8
     python -m tools.bench_gpu --draft eagle3                                     # another kind of draft
+    python -m tools.bench_gpu --family qwen3_moe --size 30b-a3b --layers 12      # experts, in a part of the layers
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # the parts about prompts alone
 
 A draft of another kind than ``model`` has random weights too, at the shape of published ones (tools/random_drafts.py),
-and is accepted by the rule synthetic, --acceptance tokens a round.
+and is accepted by the rule synthetic, --acceptance tokens a round. So is any draft of a model with experts, whose
+routers choose almost evenly; a fraction of its layers is for machines with less disk, and takes a fraction of the time.
 
 Prints as it goes: milliseconds per round by piece of the device's work, the target against its memory floor, tokens/s,
 acceptance and speed-up for every batch; then a JSON grammar, a thinking budget and a seed on every request against
@@ -43,7 +45,7 @@ from tools.gpu.table import markdown
 from tools.gpu.ties import parted
 from tools.gpu.trace import traced
 from tools.narrow_weights import Stored
-from tools.random_checkpoint import Size
+from tools.random_checkpoint import Family, Size
 from tools.random_drafts import Kind
 
 console = Console(width=160, soft_wrap=True, highlight=False)
@@ -79,6 +81,8 @@ class Bench:
 def main(
     device: Annotated[str, typer.Option(help="cuda, or cpu for a try with small shapes.")] = "cuda",
     size: Annotated[Size, typer.Option(help="Dimensions of the target.")] = Size.B8,
+    family: Annotated[Family, typer.Option(help="Architecture of the target: llama or qwen3_moe.")] = Family.LLAMA,
+    layers: Annotated[int | None, typer.Option(help="Layers of the target, if not the size's own.", min=2)] = None,
     models: Annotated[
         Path | None, typer.Option(help="Folder for the models; those it holds are used. Default: a temporary one.")
     ] = None,
@@ -117,8 +121,8 @@ def main(
 ) -> None:
     """Make the models and the bundle, open it once, measure every line."""
     bench, wanted, at_once = Bench(out), numbers(batch_sizes), numbers(prompts)
-    own = draft is Kind.MODEL  # a draft that agrees with its target by itself
-    name = "bundle" if own else f"bundle-{draft}"
+    own = draft is Kind.MODEL and family is Family.LLAMA  # a draft that agrees with its target by itself
+    name = "bundle" if draft is Kind.MODEL else f"bundle-{draft}"
     slots = max(*wanted, constrained, *at_once, 2 * arrivals, 1)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
@@ -134,6 +138,8 @@ def main(
                     temperature=temperature,
                     window=window,
                     stored=weights,
+                    family=family,
+                    layers=layers,
                 )
 
             bench.part("models", models_of_size)
@@ -276,7 +282,7 @@ class Lines:
     def _line(self, batch: int, window: int) -> dict[str, Any]:
         params = requests.plain(self._bundle, batch, self._prompt, self._temperature, window, self._accepted)
         measured = Burst(self._llm, WARM, self._tokens).run(requests.prompts(self._bundle, batch, self._prompt), params)
-        floor = floor_ms(self._bundle, batch, measured.context)
+        floor = floor_ms(self._bundle, batch, measured.context, batch * (window + 1))
         self._print(f"window {window}", batch, measured, floor)
         return {**measured.to_json(), "target_floor_ms": floor}
 

@@ -30,6 +30,7 @@ _FAMILY: dict[str, Dims] = {
     "mistral": {"sliding_window": None, "head_dim": None},
     "qwen2": {},
     "qwen3": {},
+    "qwen3_moe": {"norm_topk_prob": True},
 }
 
 
@@ -55,21 +56,26 @@ _LLAMA_1B = _dims(128_256, 2048, 8192, 16, 32, 8, 131_072) | {  # Llama 3.2 1B
     "rope_parameters": _LLAMA3 | {"factor": 32.0},
     "tie_word_embeddings": True,
 }
+_MIXTURE = {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_30B_A3B = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 _SIZES: dict[tuple[str, str], Dims] = {
     ("llama", "8b"): _dims(128_256, 4096, 14_336, 32, 32, 8, 131_072),
     ("mistral", "8b"): _dims(32_768, 4096, 14_336, 32, 32, 8, 32_768),
     ("qwen2", "8b"): _dims(152_064, 3584, 18_944, 28, 28, 4, 131_072),
     ("qwen3", "8b"): _dims(151_936, 4096, 12_288, 36, 32, 8, 40_960) | {"head_dim": 128},
+    ("qwen3_moe", "30b-a3b"): _dims(151_936, 2048, 6144, 48, 32, 4, 40_960) | _30B_A3B,
     ("llama", "smollm2"): _SMOLLM2,
     ("llama", "1b"): _LLAMA_1B,
     ("llama", "small"): _SMALL,
     ("mistral", "small"): _SMALL,
     ("qwen2", "small"): _SMALL,
     ("qwen3", "small"): _SMALL | {"head_dim": 64},
+    ("qwen3_moe", "small"): _SMALL | _MIXTURE,
     ("llama", "tiny"): _TINY,
     ("mistral", "tiny"): _TINY,
     ("qwen2", "tiny"): _TINY,
     ("qwen3", "tiny"): _TINY | {"head_dim": 32},
+    ("qwen3_moe", "tiny"): _TINY | _MIXTURE,
 }
 
 _STORED = {
@@ -87,6 +93,7 @@ class Family(StrEnum):
     MISTRAL = "mistral"
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"
+    QWEN3_MOE = "qwen3_moe"
 
 
 class Size(StrEnum):
@@ -95,6 +102,7 @@ class Size(StrEnum):
     SMOLLM2 = "smollm2"
     B1 = "1b"
     B8 = "8b"
+    B30_A3B = "30b-a3b"
 
 
 class Dtype(StrEnum):
@@ -148,10 +156,28 @@ def write_config(
     config.dtype = dtype.value
     out.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(out)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes = _published({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
     if config.tie_word_embeddings:
         del shapes["lm_head.weight"]  # the embedding's, stored once
     return shapes
+
+
+def _published(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The tensors as checkpoints hold them: each expert by itself and all in order of their names, where transformers
+    joins experts as it loads."""
+    if not any(name.endswith(".experts.gate_up_proj") for name in shapes):
+        return shapes
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        stem, _, last = name.rpartition(".")
+        if not stem.endswith(".experts"):
+            found[name] = shape
+            continue
+        kinds = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+        for expert in range(shape[0]):
+            each = shape[1] // len(kinds), shape[2]
+            found |= {f"{stem}.{expert}.{kind}.weight": each for kind in kinds}
+    return dict(sorted(found.items()))
 
 
 def vocab_of(family: Family, size: Size) -> int:

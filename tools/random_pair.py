@@ -33,6 +33,8 @@ def write_pair(
     size: Size,
     *,
     device: str,
+    family: Family = Family.LLAMA,
+    layers: int | None = None,
     dtype: Dtype = Dtype.BFLOAT16,
     acceptance: float | None = 3.0,
     scale: float = 0.0,
@@ -44,18 +46,19 @@ def write_pair(
 ) -> float:
     """Write ``out``/target and ``out``/draft; return the scale of the target's later layers.
 
-    ``acceptance`` is the wanted mean of tokens per round with ``window`` drafted ones; None takes ``scale`` as given.
+    ``acceptance`` is the wanted mean of tokens per round with ``window`` drafted ones; None takes ``scale`` as given,
+    as a ``family`` with experts must. ``layers``: of the target, if not the size's own.
     ``stored``: in narrow weights the two agree a little less. Weights go into files of at
     most ``shard_bytes`` (or one tensor). The same arguments give the same files on the same kind of device. Raises
     ValueError for a size whose vocabulary is too small for a tokenizer, before it writes.
     """
     begin = time.perf_counter()
     target, draft = out / "target", out / "draft"
-    vocab = vocab_of(Family.LLAMA, size)
+    vocab = vocab_of(family, size)
     require_room(vocab)
     ids = {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4}
-    shapes = write_config(target, Family.LLAMA, size, dtype=dtype, **ids)
-    of_draft = write_config(draft, Family.LLAMA, size, layers=1, dtype=dtype, **ids)
+    shapes = write_config(target, family, size, layers=layers, dtype=dtype, **ids)
+    of_draft = write_config(draft, family, size, layers=1, dtype=dtype, **ids)
     config = AutoConfig.from_pretrained(target)
     with torch.inference_mode():
         weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
@@ -70,8 +73,9 @@ def write_pair(
         for name, tensor in weights.items():
             if name.endswith(("o_proj.weight", "down_proj.weight")) and not name.startswith("model.layers.0."):
                 tensor.mul_(scale)
-        made = measure(weights, shape, scales=[1.0], temperature=temperature, window=window)[0]
-        console.print(f"as written: {made.same:.3f} drawn alike, {made.length:.2f} tokens a round")
+        if family is not Family.QWEN3_MOE:  # what tools/agreement.py computes has no experts
+            made = measure(weights, shape, scales=[1.0], temperature=temperature, window=window)[0]
+            console.print(f"as written: {made.same:.3f} drawn alike, {made.length:.2f} tokens a round")
         begin = time.perf_counter()
         nbytes = 0
         for folder, names in ((target, shapes), (draft, of_draft)):

@@ -14,7 +14,7 @@ from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
 # What takes the place of the engines without weights; the other kernels stand between the pieces of a decoder.
 _OF_HEADS = {SCHEMAS[operator].kernels for operator in HEADS.values()}
-_OF_FLOAT8, _OF_INT4 = SCHEMAS["scaled_product"].kernels, SCHEMAS["int4_product"].kernels
+_OF_FLOAT8, _OF_INT4, _OF_EXPERTS = (SCHEMAS[name].kernels for name in ("scaled_product", "int4_product", "experts"))
 _ATTENTION, _ATTENTION_IN_FLOAT8 = (SCHEMAS[name].kernels for name in ("window_attention", "float8_window_attention"))
 
 
@@ -31,9 +31,9 @@ class KernelFile:
 def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[KernelFile]:
     """Yield every kernel file of a bundle whose decoders are ``built_for`` these GPUs (engines/gpus.py).
 
-    A paged cache needs all of them, those of products with narrow weights only where there are such, and of attention
-    those for what its caches hold; any other bundle for a GPU those that take the place of the engines without weights.
-    A GPU older than the kernels has none and runs the graphs of these engines.
+    A paged cache needs all of them, those of products with narrow weights and of experts only where there are some, and
+    of attention those for what its caches hold; any other bundle for a GPU those that take the place of the engines
+    without weights. A GPU older than the kernels has none and runs the graphs of these engines.
     """
     capabilities = recipe.kernel_capabilities or capabilities_for(built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
@@ -41,6 +41,7 @@ def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[Kern
     wanted = {
         _OF_FLOAT8: any(isinstance(model, Model) and model.float8_products for model in models),
         _OF_INT4: any(isinstance(model, Model) and model.int4_products for model in models),
+        _OF_EXPERTS: any(isinstance(model, Model) and model.spec.experts for model in models),
         _ATTENTION: any(model.kv_dtype != FLOAT8 for model in models),
         _ATTENTION_IN_FLOAT8: any(model.kv_dtype == FLOAT8 for model in models),
     }

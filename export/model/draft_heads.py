@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
 from tandemrt.export.model.graph import Graph
 from tandemrt.export.model.lowerings import Lowering, fitting
 from tandemrt.export.model.mtp import build_mtp, build_state_norm
+from tandemrt.export.quantize.whole import whole
 from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
-from tandemrt.export.read.mtp import MtpSpec
+from tandemrt.export.read.mtp import MtpSpec, Narrow
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Quantization
 from tandemrt.export.read.spec import ModelSpec
@@ -36,7 +37,7 @@ LM_HEAD_WEIGHT = f"{LM_HEAD}.weight"
 @dataclass(frozen=True)
 class DraftHead:
     """The checkpoint of a head; otherwise as Model. ``borrowed``: tensors of its target, by the head's own names; of a
-    layer that comes with its target, all that it needs."""
+    layer that comes with its target, all that it needs, but ``narrow``: its weights that come quantized."""
 
     role: EngineName
     source: Checkpoint
@@ -44,6 +45,7 @@ class DraftHead:
     spec: Spec
     dtype: str
     borrowed: Mapping[str, StoredTensor]
+    narrow: Narrow = field(default_factory=dict)
 
     @property
     def compute(self) -> str:
@@ -63,7 +65,7 @@ class DraftHead:
     @property
     def quantization(self) -> Quantization | None:
         """See Model.quantization."""
-        return read_quantization(self.source.config, self.source.folder)
+        return read_quantization(self.checkpoint.config, self.checkpoint.folder)
 
     @classmethod
     def open(cls, section: HeadDraft, target: Checkpoint, spec: ModelSpec, *, dtype: str, length: int) -> "DraftHead":
@@ -72,7 +74,7 @@ class DraftHead:
         Raises BadCheckpoint, or BadRecipe if ``length`` is too long for it or its window for the head.
         """
         checkpoint = Checkpoint.open(section.checkpoint)
-        head, own = _read(section, checkpoint, spec)
+        head, own, narrow = _read(section, checkpoint, spec)
         most, what = head.layer.max_length, "the length that the draft's config.json gives"
         if head.reach is not None and head.reach < most:
             most, what = head.reach, "the head's sliding window, which tools count in different ways"
@@ -81,7 +83,13 @@ class DraftHead:
         if isinstance(head, DFlashSpec) and section.window >= head.block:
             rule = f"draft.window must be below the head's block_size, {head.block}"
             raise BadRecipe(f"{rule}; got {section.window}; lower draft.window")
-        return cls("draft", checkpoint, own, head, dtype, _borrowed(own, head, target, spec))
+        return cls("draft", checkpoint, own, head, dtype, _borrowed(own, head, target, spec), narrow)
+
+    def notes(self) -> list[str]:
+        """What is left out or made anew, a line each."""
+        published = self.spec.published if isinstance(self.spec, MtpSpec) else 1
+        several = [f"draft: of {published} layers that predict further on, the first drafts"] if published > 1 else []
+        return several + [f"draft: {len(self.narrow)} quantized weights became {self.dtype}"] * bool(self.narrow)
 
     def spec_json(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))
@@ -92,9 +100,12 @@ class DraftHead:
         beside it."""
         file = folder / "borrowed.safetensors"
         stored = {tensor.name: tensor for tensor in self.borrowed.values()}
-        write_safetensors(file, [copied(tensor) for tensor in stored.values()])
+        tensors, dtype = self.source.tensors, self.dtype
+        made = [whole(name, module, tensors, scheme, dtype) for name, (module, scheme) in self.narrow.items()]
+        write_safetensors(file, [*(copied(tensor) for tensor in stored.values()), *made])
         written = read_header(file)
-        tensors = {name: written[tensor.name] for name, tensor in self.borrowed.items()}
+        sources = {name: tensor.name for name, tensor in self.borrowed.items()} | {name: name for name in self.narrow}
+        tensors = {name: written[source] for name, source in sources.items()}
         return replace(self, checkpoint=replace(self.checkpoint, tensors={**self.checkpoint.tensors, **tensors}))
 
     def graphs(self, recipe: Recipe, attention: Lowering) -> list[Graph]:
@@ -130,15 +141,15 @@ class DraftHead:
             )
 
 
-def _read(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> tuple[Spec, Checkpoint]:
-    """What a checkpoint says, and its tensors by the names that graphs ask for."""
+def _read(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> tuple[Spec, Checkpoint, Narrow]:
+    """What a checkpoint says, and its tensors by the names that graphs ask for, those apart that come quantized."""
     ignored = section.ignore_config_fields
     if isinstance(section, MtpDraft):
         return MtpSpec.from_checkpoint(checkpoint, target, ignored=ignored)
     if isinstance(section, DFlashDraft):
-        return DFlashSpec.from_hf(checkpoint.config, target, ignored=ignored), checkpoint
+        return DFlashSpec.from_hf(checkpoint.config, target, ignored=ignored), checkpoint, {}
     parallel = isinstance(section, PEagleDraft)
-    return Eagle3Spec.from_hf(checkpoint.config, target, ignored=ignored, parallel=parallel), checkpoint
+    return Eagle3Spec.from_hf(checkpoint.config, target, ignored=ignored, parallel=parallel), checkpoint, {}
 
 
 def _borrowed(checkpoint: Checkpoint, head: Spec, target: Checkpoint, spec: ModelSpec) -> dict[str, StoredTensor]:

@@ -1,10 +1,6 @@
-"""A mixture of experts in standard operators: a router, and an ``If`` for every expert that runs it for its tokens.
+"""A mixture of experts: a router, and behind it an ``If`` for every expert, or one operator of the project."""
 
-Each expert's weights stay where the file holds them and are read only if some token of the call chose it. A token's
-sum has one order, that of the experts, and products round a row the same in any company, so a token has the same bits
-alone and in a window. onnxruntime's ``MoE`` for CPUs has not, and takes all experts as one tensor in an order of its
-own.
-"""
+from typing import Protocol
 
 import onnx_ir as ir
 
@@ -14,10 +10,50 @@ from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.block import Experts
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.operators import DOMAIN
 
 
-def mixture(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
-    """[batch, query, hidden] to the same: what the experts give that each token chose, by the weights it gave them."""
+class Mixture(Protocol):
+    """[..., hidden] to the same: what the experts give that each token chose, by the weights it gave them.
+
+    ``name`` is what the checkpoint calls the block.
+    """
+
+    def __call__(
+        self, b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str
+    ) -> ir.Value: ...
+
+
+def one_operator(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
+    """The product of the router and the operator ``experts``, for what export/model/support.py lets through.
+
+    All experts of a layer are one weight. Files hold those of an expert one behind the other, or in another order than
+    the operator's, so they are joined when the bundle is opened.
+    """
+    logits = Linear.stored(f"{name}.gate", experts.count)(b, x, w)
+    stems, width = [f"{name}.experts.{expert}" for expert in range(experts.count)], experts.intermediate
+    both = [f"{stem}.{kind}_proj.weight" for stem in stems for kind in ("gate", "up")]
+    gate_up = w.stacked(both, [width] * len(both), (spec.hidden,), name=f"{name}.experts.gate_up")
+    out = [f"{stem}.down_proj.weight" for stem in stems]
+    down = w.stacked(out, [spec.hidden] * experts.count, (width,), name=f"{name}.experts.down")
+    (mixed,) = b.custom(
+        *("experts", x, logits, gate_up, down),
+        domain=DOMAIN,
+        outputs=[(w.dtype, dims_of(x))],
+        per_token=experts.per_token,
+        normalized=int(experts.normalized),
+    )
+    return mixed
+
+
+def branches(b: GraphBuilder, x: ir.Value, w: Weights, spec: ModelSpec, experts: Experts, name: str) -> ir.Value:
+    """Standard operators, for [batch, query, hidden]: an ``If`` for every expert that runs it for its tokens.
+
+    Each expert's weights stay where the file holds them and are read only if some token of the call chose it. A token's
+    sum has one order, that of the experts, and products round a row the same in any company, so a token has the same
+    bits alone and in a window. onnxruntime's ``MoE`` for CPUs has not, and takes all experts as one tensor in an order
+    of its own.
+    """
     router = Linear.stored(f"{name}.gate", experts.count, bias=experts.biased)
     shares = _routed(b, router(b, x, w), experts, w.dtype)
     # Compared before it is reduced: a row's NaN may not hide what another one chose.

@@ -120,7 +120,6 @@ class Model:
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
         by_operators, compute = STRATEGIES[attention_of(recipe)].scaled_products, recipe.computed_in(dtype)
         model = cls(role, checkpoint, checkpoint, spec, vocabulary, dtype, compute, compute, by_operators)
-        _require_products(model, recipe)
         _require_support(model, recipe)
         said = model.quantization
         if kv_dtype in KV_DTYPES or (kv_dtype is None and recipe.cache == "paged" and said and said.float8_cache):
@@ -143,7 +142,6 @@ def open_models(recipe: Recipe) -> Models:
     if isinstance(recipe.draft, HeadDraft):
         length = recipe.limits.length
         head = DraftHead.open(recipe.draft, target.source, target.spec, dtype=target.compute, length=length)
-        _require_products(head, recipe)
         _require_support(head, recipe)
         head.require_lowering(attention_of(recipe))
         return target, head
@@ -171,12 +169,7 @@ def mask_token(checkpoint: Checkpoint) -> int:
 
 
 def _require_support(model: Draft, recipe: Recipe) -> None:
-    if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
-        rule = (
-            f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
-        )
-        found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
-        raise BadRecipe(f"{rule}; {found}; choose cache = 'linear' or another checkpoint")
+    """Raise BadCheckpoint or BadRecipe for what the recipe's backend does not do."""
     layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
     if layers.experts is not None and recipe.backend.name == "onnxruntime-cpu" and model.compute != "float32":
         # Their sums do not exist in float16, and their products would round one token in another way than several.
@@ -184,8 +177,21 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
             f"{model.role}.dtype should be float32, int8 or int4 for a model with experts; got {model.dtype!r}; change "
             "it, the checkpoint may be stored in any"
         )
+    if layers.experts is not None and recipe.cache == "paged" and model.dtype in BITS:
+        raise BadRecipe(
+            f"{model.role}.dtype must be float32, float16 or bfloat16 for a model with experts on a GPU, which takes "
+            f"them whole; got {model.dtype!r}. Choose another dtype, or backend.name 'onnxruntime-cpu'"
+        )
     if why := unsupported(layers, fitting(attention_of(recipe), layers), recipe.capacity):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
+    _require_products(model, recipe)
+    if recipe.cache == "paged" and model.spec.head_dim not in HEAD_DIMS:
+        rule = (
+            f"backend.cache 'paged' needs a head size of {', '.join(map(str, HEAD_DIMS))}, for which there are kernels"
+        )
+        found = f"got {model.spec.head_dim} in {model.role}.checkpoint"
+        other = "backend 'onnxruntime-cpu'" if layers.experts is not None else "cache = 'linear'"
+        raise BadRecipe(f"{rule}; {found}; choose {other} or another checkpoint")
 
 
 def _require_products(model: Draft, recipe: Recipe) -> None:
@@ -198,12 +204,12 @@ def _require_products(model: Draft, recipe: Recipe) -> None:
         _require_scaled_products(what, model, found, recipe)
         return
     if not isinstance(backend, TensorRtRtx):
+        needed = " or ".join(name for name, takes in _TAKES.items() if takes(found))
         raise BadRecipe(
-            f"{what} needs backend.name 'onnxruntime-cpu', 'tensorrt-rtx', or 'onnxruntime-cuda' with cache = 'paged'; "
-            f"got {backend.name!r} with cache = {recipe.cache!r}, which has no products for it; choose one of these, "
-            "or the checkpoint that is not quantized"
+            f"{what} needs backend.name {needed}; got {backend.name!r} with cache = {recipe.cache!r}, which has no "
+            "products for it; choose what it needs, or the checkpoint that is not quantized"
         )
-    if any(scheme.weight != "float8_e4m3fn" or scheme.inputs == "token" for _, scheme in found.rules):
+    if not _in_tensorrt_rtx(found):
         raise BadRecipe(
             f"{what} needs weights in float8 and inputs that are whole, or have static scales, for backend.name "
             "'tensorrt-rtx'; choose 'onnxruntime-cpu', or a checkpoint quantized so"
@@ -215,10 +221,28 @@ def _require_products(model: Draft, recipe: Recipe) -> None:
         )
 
 
+def _in_tensorrt_rtx(found: Quantization) -> bool:
+    """Whether TensorRT-RTX builds products of what is ``found`` of a checkpoint."""
+    return all(scheme.weight == "float8_e4m3fn" and scheme.inputs != "token" for _, scheme in found.rules)
+
+
+# A refusal names no backend that would refuse the same.
+_TAKES: dict[str, Callable[[Quantization], bool]] = {
+    "'onnxruntime-cpu'": lambda _: True,
+    "'tensorrt-rtx'": _in_tensorrt_rtx,
+    "'onnxruntime-cuda' with cache = 'paged'": lambda found: without_scaled_products(found) is None,
+}
+
+
 def _require_scaled_products(what: str, model: Draft, found: Quantization, recipe: Recipe) -> None:
     """Raise BadRecipe unless a GPU has products for what is ``found`` of a checkpoint."""
     if isinstance(model, DraftHead):
         raise BadRecipe(f"{what} cannot be a draft head on a GPU yet; choose one that is not quantized")
+    if model.spec.experts is not None:
+        raise BadRecipe(
+            f"{what} has experts, whose products on a GPU take weights that are not; choose backend.name "
+            "'onnxruntime-cpu', or the checkpoint that is not quantized"
+        )
     if model.dtype in BITS and not found.comes_packed:
         return  # they are rounded anew
     if why := without_scaled_products(found):

@@ -14,7 +14,6 @@ import onnx_ir as ir
 from tandemrt.export.model.activation import GatedActivation
 from tandemrt.export.model.attention import Attention, Cache, Heads
 from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.experts import mixture
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import Strategies
 from tandemrt.export.model.norm import rms_norm
@@ -101,7 +100,7 @@ def block(
         if experts is None:
             given_back = _mlp(b, normed, w, spec, layer, f"{name}.mlp", how.activation)
         else:
-            given_back = mixture(b, normed, w, spec, experts, f"{name}.mlp")
+            given_back = how.mixture(b, normed, w, spec, experts, f"{name}.mlp")
         stream = _added(b, stream, normed_by(b, given_back, w, spec, name, spec.norms.after_mlp), spec, w.dtype)
     return stream, {f"present_key.{layer}": present.key, f"present_value.{layer}": present.value}
 

@@ -1,7 +1,7 @@
 """What differs between the lowerings of a decoder; everything else is written once, in export/model/layers.py."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import onnx_ir as ir
@@ -11,6 +11,7 @@ from tandemrt.engines.recipe import Recipe
 from tandemrt.export.model.activation import GatedActivation, one_product, one_product_and_operator, two_products
 from tandemrt.export.model.attention import AttentionMaker, LinearCacheAttention
 from tandemrt.export.model.builder import GraphBuilder
+from tandemrt.export.model.experts import Mixture, branches, one_operator
 from tandemrt.export.model.grouped_attention import HEAD_DIM_STEP, GroupedAttention
 from tandemrt.export.model.paged_attention import PagedAttention
 from tandemrt.export.model.rows import gather_rows, gather_tokens
@@ -18,7 +19,7 @@ from tandemrt.export.passes.deferred_scales import defer_scales
 from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.export.passes.residual_norms import fuse_residual_norms
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.plugins.functions import swiglu, window_attention
+from tandemrt.plugins.functions import experts, swiglu, window_attention
 
 Lowering = Literal["length", "mask", "grouped", "paged"]
 
@@ -35,6 +36,7 @@ class Strategies:
 
     attention: AttentionMaker
     activation: GatedActivation
+    mixture: Mixture = field(default=branches, kw_only=True)
     pick: Callable[[GraphBuilder, ir.Value, ir.Value], ir.Value]
     pick_early: bool = False
     prompts_score_nothing: bool = False
@@ -61,7 +63,8 @@ def attention_of(recipe: Recipe) -> Lowering:
 def _paged_functions(spec: ModelSpec, kv_dtype: str) -> tuple[ir.Function, ...]:
     per_head = spec.qk_norm is not None and not spec.qk_norm.over_all_heads
     activation = (swiglu(),) if spec.gated and spec.activation == "silu" else ()
-    return window_attention(qk_norm=per_head, float8=kv_dtype == FLOAT8), *activation
+    mixture = (experts(),) if spec.experts is not None else ()
+    return window_attention(qk_norm=per_head, float8=kv_dtype == FLOAT8), *activation, *mixture
 
 
 STRATEGIES: Mapping[Lowering, Strategies] = {
@@ -80,6 +83,7 @@ STRATEGIES: Mapping[Lowering, Strategies] = {
         one_product_and_operator,
         gather_tokens,
         pick_early=True,
+        mixture=one_operator,
         scaled_products=True,
         functions=_paged_functions,
         passes=(fuse_residual_norms, defer_scales),

@@ -2,25 +2,50 @@
 
 from tandemrt.export.model.grouped_attention import HEAD_DIM_STEP
 from tandemrt.export.model.lowerings import Lowering
+from tandemrt.export.read.block import Experts
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.operators import HIDDEN_STEP, MOST_EXPERTS, MOST_PER_TOKEN, WIDTH_STEP
 
 
 def unsupported(spec: ModelSpec, attention: Lowering, capacity: int) -> str | None:
     """Why a model cannot be built by a lowering with rows of ``capacity`` tokens, and what to do; None: it can."""
-    if (spec.experts is not None or spec.sinks) and attention != "grouped":
-        what = " and ".join(
-            name for name, has in (("experts", spec.experts is not None), ("attention sinks", spec.sinks)) if has
-        )
+    if spec.sinks and attention != "grouped":
+        what = "attention sinks" if spec.experts is None else "experts and attention sinks"
         return (
             f"{spec.family} has {what}, which run on a CPU alone, with heads of a multiple of {HEAD_DIM_STEP} values; "
             "the backend must be onnxruntime-cpu"
         )
+    if spec.experts is not None and attention not in ("grouped", "paged"):
+        return (
+            f"{spec.family} has experts, which run with onnxruntime-cuda over a paged cache, or on a CPU with heads of "
+            f"a multiple of {HEAD_DIM_STEP} values; the backend must be one of these"
+        )
     if attention == "paged":
-        return _beyond_window_attention(spec)
+        return _beyond_window_attention(spec) or _beyond_experts(spec, spec.experts)
     if attention == "length" and spec.sliding_window is not None and capacity > spec.sliding_window:
         return (
             f"sliding_window is {spec.sliding_window} and the capacity {capacity}; sliding-window attention needs a "
             "paged cache, so a row of this one may hold at most the window: lower the length limit"
+        )
+    return None
+
+
+def _beyond_experts(spec: ModelSpec, experts: Experts | None) -> str | None:
+    """What the operator of a paged cache, ``experts``, does not do."""
+    if experts is None:
+        return None
+    sizes = f"{experts.per_token} of {experts.count} experts of {experts.intermediate} values for {spec.hidden}"
+    if experts.biased or experts.joined or experts.clamped or spec.activation != "silu":
+        return f"{spec.family} has experts with biases or bounds, which run on a CPU alone; choose onnxruntime-cpu"
+    if (
+        spec.hidden % HIDDEN_STEP
+        or experts.intermediate % WIDTH_STEP
+        or experts.count > MOST_EXPERTS
+        or experts.per_token > MOST_PER_TOKEN
+    ):
+        return (
+            f"{spec.family} has {sizes}; over a paged cache at most {MOST_PER_TOKEN} of {MOST_EXPERTS} run, in "
+            f"multiples of {WIDTH_STEP} values, for multiples of {HIDDEN_STEP}: choose onnxruntime-cpu"
         )
     return None
 

@@ -54,14 +54,16 @@ class Weights:
         """The tensor in the compute dtype: a Cast right behind the initializer if it is stored in another."""
         return self.builder.cast(self.stored(name, shape), self.dtype)
 
-    def stacked(self, names: Sequence[str], rows: Sequence[int], shape: Sequence[int] = ()) -> ir.Value:
+    def stacked(
+        self, names: Sequence[str], rows: Sequence[int], shape: Sequence[int] = (), *, name: str | None = None
+    ) -> ir.Value:
         """Tensors [rows_i, *shape] as one, in the compute dtype and in this order.
 
-        One initializer where the file holds them one behind the other, as files sorted by name do for gate and up;
-        else a Concat, which engines fold when they load: a copy of these weights.
+        One initializer, called ``name`` or after all of them, where the file holds them one behind the other, as files
+        sorted by name do for gate and up; else a Concat, which engines fold when they load: a copy of these weights.
         """
         parts = [self._claim(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
-        whole = self._adjacent(names, parts)
+        whole = self._adjacent(names, parts, name)
         if whole is not None:
             return self.builder.cast(whole, self.dtype)
         values = [self(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
@@ -128,14 +130,16 @@ class Weights:
             found.append(whole)
         return tuple(found)
 
-    def _adjacent(self, names: Sequence[str], parts: Sequence[StoredTensor]) -> ir.Value | None:
+    def _adjacent(
+        self, names: Sequence[str], parts: Sequence[StoredTensor], name: str | None = None
+    ) -> ir.Value | None:
         """Tensors that the file holds one behind the other as one; None if they lie elsewhere."""
         for one, two in pairwise(parts):
             if (one.file, one.offset + one.nbytes, one.dtype) != (two.file, two.offset, two.dtype):
                 return None
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         nbytes = sum(part.nbytes for part in parts)
-        return self._external("+".join(names), parts[0].dtype, shape, parts[0], nbytes)
+        return self._external(name or "+".join(names), parts[0].dtype, shape, parts[0], nbytes)
 
     def same(self, copy: str, name: str) -> None:
         """Accept ``copy``, if the checkpoint has it, as a copy of ``name``. Raises BadCheckpoint if it differs."""

@@ -69,10 +69,10 @@ def plain_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa:
 
 def granite_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
     return Scales(
-        attention=fields.number("attention_multiplier", 1.0),
-        embedding=fields.number("embedding_multiplier", 1.0),
-        residual=fields.number("residual_multiplier", 1.0),
-        logits=fields.number("logits_scaling", 1.0),
+        attention=fields.number_or_absent("attention_multiplier", 1.0),
+        embedding=fields.number_or_absent("embedding_multiplier", 1.0),
+        residual=fields.number_or_absent("residual_multiplier", 1.0),
+        logits=fields.number_or_absent("logits_scaling", 1.0),
     )
 
 
@@ -83,7 +83,7 @@ def gemma_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa:
         for cap, name in zip(caps, ("attn_logit_softcapping", "final_logit_softcapping"), strict=True)
     )
     return Scales(
-        attention=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        attention=fields.number_or_absent("query_pre_attn_scalar", 256.0) ** -0.5,
         embedding=hidden**0.5,
         attention_softcap=attention,
         logits_softcap=logits,
@@ -122,7 +122,9 @@ def gpt_oss_experts(fields: Fields, layers: int) -> Experts:
     experts = _experts(
         fields.integer("num_local_experts", 128), chosen, fields.integer("intermediate_size"), True, (True,) * layers
     )
-    clamped = ClampedSwiglu(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0))
+    clamped = ClampedSwiglu(
+        fields.number_or_absent("swiglu_alpha", 1.702), fields.number_or_absent("swiglu_limit", 7.0)
+    )
     return replace(experts, biased=True, joined=True, clamped=clamped)
 
 

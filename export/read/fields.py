@@ -35,6 +35,12 @@ class Fields:
             raise self._bad(name, "a number above 0")
         return float(value)
 
+    def number_or_absent(self, name: str, default: float) -> float:
+        """A field that may be missing and must not be null: transformers refuses null for it."""
+        if self.data.get(name, default) is None:
+            raise self._bad(name, "a number above 0, or absent")
+        return self.number(name, default)
+
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if not isinstance(value, bool):

@@ -9,12 +9,17 @@ from typing import Any
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind, Contract
+from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.heads import FRAME, HeadSpec, misfit, read_layers, require_whole
+from tandemrt.export.read.quantization.cache import is_cache_scale
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 
+Narrow = Mapping[str, tuple[str, Scheme]]  # weights that come quantized: of what module of the checkpoint, and how
 LAYERS = "num_nextn_predict_layers"
 # The names of speculators, which the graph asks for, by those of DeepSeek; MiMo has them as they are.
 _OF_DEEPSEEK = {
@@ -30,23 +35,29 @@ OWN = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 
 @dataclass(frozen=True)
 class MtpSpec(HeadSpec):
-    """One layer over the target's last state. ``embedding_first``: of the two that its first product reads."""
+    """One layer over the target's last state. ``embedding_first``: of the two that its first product reads.
+
+    ``published``: how many such layers the checkpoint has; the first drafts every token.
+    """
 
     embedding_first: bool
+    published: int = 1
 
     @classmethod
     def from_checkpoint(
         cls, checkpoint: Checkpoint, target: ModelSpec, *, ignored: Collection[str] = ()
-    ) -> tuple["MtpSpec", Checkpoint]:
+    ) -> tuple["MtpSpec", Checkpoint, "Narrow"]:
         """Read a checkpoint: the layer, and its tensors under the names of ``speculators``, the layer as ``layers.0``.
+
+        Weights that come quantized are not among these but told apart.
 
         Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``.
         """
         config = checkpoint.config
-        require_whole(config)
         alone = "speculators_model_type" in config
         reach = None
         if alone:
+            require_whole(config)
             fields = Fields(config, "config.json")
             fields.only("speculators_model_type", "mtp")
             fields.only("tie_word_embeddings", False, True)  # says something of the target
@@ -59,22 +70,35 @@ class MtpSpec(HeadSpec):
             found = ModelSpec.from_hf(config, ignored=ignored)
             if (found.layers, found.hidden, found.vocab) != (target.layers, target.hidden, target.vocab):
                 raise misfit("num_hidden_layers", f"the target's, {target.layers}", found.layers)
-            if config.get(LAYERS) != 1:
+            if not predicts_further(config, layer.layers):
                 raise BadCheckpoint(
-                    f"config.json: {LAYERS} should be 1, it is {quoted(config.get(LAYERS))}; choose a checkpoint that "
-                    "has one such layer, or another draft"
+                    f"config.json: {LAYERS} should say how many such layers there are, it is "
+                    f"{quoted(config.get(LAYERS))}; choose a checkpoint that has one, or another draft"
                 )
-        if layer.experts is not None or any(layer.sliding_layers) or not all(layer.rotary_layers):
+        mixed = layer.experts is not None and not all(layer.experts.layers)
+        if mixed or layer.local_rope is not None or not all(layer.rotary_layers):
             raise BadCheckpoint(
                 f"{checkpoint.folder}: layers of {layer.family} differ from one another, and which kind predicts "
                 "further on is not known; choose another draft"
             )
-        layers = layer.layers
-        layer = replace(layer, layers=1, sliding_layers=(False,), rotary_layers=(True,), tied=False)
-        tensors, embedding_first = _tensors(checkpoint, "mtp_layers.0" if alone else None, layers)
-        spec = cls(layer, (target.layers,), layer.hidden, layer.vocab, reach, embedding_first)
+        if any(layer.sliding_layers):  # whether this layer slides is not known: within the window it is the same
+            reach = layer.sliding_window
+        experts = None if layer.experts is None else replace(layer.experts, layers=(True,))
+        tensors, narrow, embedding_first = _tensors(checkpoint, "mtp_layers.0" if alone else None, layer.layers)
+        one = replace(
+            layer,
+            layers=1,
+            sliding_window=None,
+            sliding_layers=(False,),
+            rotary_layers=(True,),
+            experts=experts,
+            tied=False,
+        )
+        published = 1 if alone else config[LAYERS]
+        spec = cls(one, (target.layers,), one.hidden, one.vocab, reach, embedding_first, published)
         spec.require_fit(target)
-        return spec, replace(checkpoint, tensors=tensors)
+        whole = {name: value for name, value in config.items() if name != "quantization_config"}
+        return spec, replace(checkpoint, config=whole, tensors=tensors), narrow
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
         """Return the bindings of this head, ``capacity`` tokens to a cache row, computing in ``dtype``."""
@@ -82,8 +106,14 @@ class MtpSpec(HeadSpec):
         return contract.draft_head(hidden=self.layer.hidden, **sizes)
 
 
-def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[dict[str, Any], bool]:
+def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[dict[str, Any], Narrow, bool]:
     """The tensors of the layer behind ``layers`` others, or of a checkpoint of it ``alone``, and its form."""
+    quantization = read_quantization(checkpoint.config, checkpoint.folder)
+    if quantization is not None and checkpoint.config.get("quantization_config") is None:
+        raise BadCheckpoint(
+            f"{checkpoint.folder}: how weights are quantized should stand in config.json where such a layer drafts, it "
+            'stands in a file beside it (ModelOpt); write it there, as quantization_config with quant_method "modelopt"'
+        )
     forms = {alone: True} if alone else {f"model.layers.{layers}": True, "model.mtp_layers.0": False}
     found = next((p for p in forms if any(name.startswith(f"{p}.") for name in checkpoint.tensors)), None)
     if found is None:
@@ -92,6 +122,7 @@ def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[di
             "none; choose a checkpoint with such a layer, or another draft"
         )
     tensors: dict[str, Any] = {}
+    narrow: dict[str, tuple[str, Scheme]] = {}
     for name, tensor in checkpoint.tensors.items():
         stem = name.removeprefix(f"{found}.")
         if stem == name and alone and name not in _OF_TARGET:
@@ -100,9 +131,16 @@ def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[di
             continue
         module, _, kind = stem.rpartition(".")
         module = _OF_DEEPSEEK.get(module, module)
-        new = f"{module}.{kind}" if module in OWN else f"layers.0.{module}.{kind}"
-        tensors[new] = replace(tensor, name=new)
-    return tensors, forms[found]
+        new = module if module in OWN else f"layers.0.{module}"
+        source = name.rpartition(".")[0]
+        scheme = quantization.scheme(source) if quantization is not None else None
+        weight = checkpoint.tensors.get(f"{source}.weight")
+        # A config may name all modules, of which some, norms at least, are whole.
+        if scheme is not None and kind != "bias" and (weight is None or weight.dtype not in COMPUTE):
+            narrow[f"{new}.weight"] = source, scheme
+        elif not is_cache_scale(name):
+            tensors[f"{new}.{kind}"] = replace(tensor, name=f"{new}.{kind}")
+    return tensors, narrow, forms[found]
 
 
 def predicts_further(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """Folders that hold a model in another form than a checkpoint of safetensors: say which, and what to do."""
 
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tandemrt.engines.errors import BadCheckpoint
@@ -34,10 +36,21 @@ def require_safetensors(folder: Path) -> None:
     """Raise BadCheckpoint if ``folder`` holds a model, but not as config.json and model*.safetensors."""
     if (folder / "config.json").is_file() and any(folder.glob("model*.safetensors*")):
         return
+    rule = f"{folder}: a checkpoint is config.json and model*.safetensors, this folder holds"
+    if (folder / "snapshots").is_dir() and (folder / "refs").is_dir():
+        raise BadCheckpoint(
+            f"{rule} a repository as the Hugging Face hub's cache keeps it; name it as the hub does (OWNER/NAME), or "
+            "name the folder in its snapshots"
+        )
+    if other := other_form(path.name for path in folder.iterdir()):
+        raise BadCheckpoint(f"{rule} {other}")
+
+
+def other_form(names: Iterable[str]) -> str | None:
+    """What files of these ``names`` hold that are no checkpoint, and what to do; None: nothing that is known."""
+    there = sorted(names)
     for patterns, what, advice in _OTHERS:
-        found = sorted(path.name for pattern in patterns for path in folder.glob(pattern))
+        found = [name for pattern in patterns for name in there if fnmatchcase(name, pattern)]
         if found:
-            raise BadCheckpoint(
-                f"{folder}: a checkpoint is config.json and model*.safetensors, this folder holds {what} ({found[0]}); "
-                f"{advice}"
-            )
+            return f"{what} ({found[0]}); {advice}"
+    return None

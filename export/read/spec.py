@@ -12,6 +12,7 @@ from tandemrt.export.read.families import FAMILIES
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.neutral import NEUTRAL, is_irrelevant, runs_the_same_model
+from tandemrt.export.read.refused import REASONS
 from tandemrt.export.read.rope import Rope, ropes
 
 # Models that see images, and the families of their text parts, by the model_type of these.
@@ -103,7 +104,7 @@ class ModelSpec:
             kv_heads=kv_heads,
             head_dim=head_dim,
             vocab=fields.integer("vocab_size"),
-            max_length=max(max_length, rope.stretched_to),
+            max_length=min(max(max_length, rope.stretched_to), _one_chunk(fields)),
             norm_eps=fields.number("rms_norm_eps"),
             rope=rope,
             local_rope=local_rope,
@@ -173,6 +174,20 @@ def sees_images(config: Mapping[str, Any]) -> bool:
     return isinstance(named, list) and len(named) == 1 and str(named[0]) in WITH_IMAGES
 
 
+def _one_chunk(fields: Fields) -> int:
+    """The longest text that attention in two chunks sees as any attention does (Qwen2.5-1M)."""
+    if (chunked := fields.get("dual_chunk_attention_config")) is None:
+        return 2**31 - 1
+    if not isinstance(chunked, dict):
+        raise BadCheckpoint(f"config.json: dual_chunk_attention_config should be an object, it is {quoted(chunked)}")
+    inner = Fields(chunked, "config.json, dual_chunk_attention_config")
+    sizes = [inner.integer(name) for name in ("chunk_size", "local_size", "original_max_position_embeddings")]
+    inner.finish()
+    if sizes[0] <= sizes[1]:
+        raise BadCheckpoint(f"{inner.where}: chunk_size should be above local_size, {sizes[1]}, it is {sizes[0]}")
+    return min(sizes[0] - sizes[1], sizes[2])
+
+
 def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]:
     """The config of the text part as one object, its architecture, and its family."""
     named, kind = config.get("architectures") or [], config.get("model_type")
@@ -183,6 +198,8 @@ def _identified(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Family]
     if not found:
         found = next(([name] for name, row in FAMILIES.items() if row.name == kind), [])
     family = FAMILIES.get(found[0]) if len(found) == 1 else None
+    if family is None and found and found[0] in REASONS:
+        raise BadCheckpoint(f"config.json: {found[0]} is not exported: {REASONS[found[0]]}; choose another model")
     if family is None or kind not in (None, family.name):
         raise BadCheckpoint(
             f"config.json: architectures should be one of {', '.join([*FAMILIES, *WITH_IMAGES])}, it is "

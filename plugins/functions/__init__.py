@@ -10,6 +10,7 @@ from tandemrt.plugins.functions.attention import window_attention
 from tandemrt.plugins.functions.bitmask import token_bitmask
 from tandemrt.plugins.functions.body import OPSET
 from tandemrt.plugins.functions.draft import sample_draft
+from tandemrt.plugins.functions.experts import experts
 from tandemrt.plugins.functions.filters import filter_logits
 from tandemrt.plugins.functions.noise import accept_coin, position_noise
 from tandemrt.plugins.functions.swiglu import swiglu
@@ -19,6 +20,7 @@ __all__ = [
     "OPSET",
     "accept_coin",
     "adjust_logits",
+    "experts",
     "filter_logits",
     "library",
     "position_noise",

@@ -45,20 +45,19 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
     int block = range.first < range.last ? table[range.first * KEYS / x.block_size] : 0;
     auto fetch_step = [&](int step) {
         if (step < range.last) {
-            fetch<T, D>(x, stages + (step - range.first) % STAGES<T> * STAGE, range, step, block, kv_head);
+            fetch<T, D>(x, stages + (step - range.first) % STAGES * STAGE, range, step, block, kv_head);
             if (step + 1 < range.last) block = table[(step + 1) * KEYS / x.block_size];
         }
         close_copies();
     };
 #pragma unroll 1
-    for (int i = 0; i < STAGES<T>; ++i) fetch_step(range.first + i);
+    for (int i = 0; i < STAGES; ++i) fetch_step(range.first + i);
     NewTokens<T, D> fresh;
     bool adds = append && range.last * KEYS > range.stored;
     if (adds) fresh.load(x, 0, start, row, kv_head);
     queries.prepare(q, x, packed, start);
 
-    // All new keys have their place in memory from here on.
-    int settle = max(range.first, range.last - (STAGES<T> - 1));
+    int settle = max(range.first, range.last - (STAGES - 1));  // all new keys have their place in memory from here on
     Rows<D> rows;
     for (int step = range.first; step < range.last; ++step) {
         if (adds && step == settle) {
@@ -69,13 +68,13 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
             }
         }
         if (step == range.first) {
-            wait_copies<STAGES<T> - 1>();
+            wait_copies<STAGES - 1>();
         } else {
-            wait_copies<STAGES<T> - 2>();
+            wait_copies<STAGES - 2>();
         }
         __syncthreads();
-        if (step > range.first) fetch_step(step + STAGES<T> - 1);
-        const u16* keys = stages + (step - range.first) % STAGES<T> * STAGE;
+        if (step > range.first) fetch_step(step + STAGES - 1);
+        const u16* keys = stages + (step - range.first) % STAGES * STAGE;
         int line = warp / TILES * SPAN, position = step * KEYS;
         bool masked = position + KEYS - 1 > first_seen || last_seen - position >= reach;
         accumulate<T, D, SPAN>(rows, q, keys, line, Mask{masked, position + line, reach, start, packed, group});

@@ -10,6 +10,7 @@
 
 #include "attention_plain.cuh"
 #include "attention_prompts.cuh"
+#include "early.cuh"
 
 #define INPUTS(T)                                                                                                     \
     const T::Element *qkv, const T::Cached *, const T::Cached *, const int *block_table, const i64 *write_index,      \
@@ -29,6 +30,7 @@
     extern "C" __global__ void __launch_bounds__(128, 2) attend_##NAME##_##D##_##ROWS(                                \
         INPUTS(T), SIZES, int splits, int append, FLOATS, T::Element* mixed,                                          \
         T::Cached* key_cache, T::Cached* value_cache, float* sums, float2* bounds, int* tickets) {                    \
+        begin_next();                                                                                                 \
         attend_windows<T, D, ROWS / 16>(OPERANDS(T), splits, append, mixed, Parts{sums, bounds, tickets});            \
     }
 #define ATTEND_PLAINLY(NAME, T, D)                                                                                    \

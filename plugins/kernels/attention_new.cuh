@@ -48,7 +48,7 @@ struct NewTokens {
             store_cached<T, D>(x.key_cache + at, made, x.key_scale);
             store_cached<T, D>(x.value_cache + at, value[i], x.value_scale);
             if (lane >= D / 4) continue;
-            u16* keys = stages + (position / KEYS - range.first) % STAGES<T> * 2 * VALUES;
+            u16* keys = stages + (position / KEYS - range.first) % STAGES * 2 * VALUES;
             auto place = [&](u16* tile, int column) {
                 return reinterpret_cast<Cached*>(tile + swizzled<W>(line, column / EACH_CHUNK)) + column % EACH_CHUNK;
             };

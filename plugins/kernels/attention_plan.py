@@ -13,7 +13,7 @@ MAX_CLUSTER = 8  # blocks that can read each other's shared memory, on every dev
 _WORTHWHILE_SPLITS = 8  # more partial results cost more to sum up than they save, except where keys are many
 _MANY_KEYS = 8192
 _ROWS = (16, 32, 64)  # row tiles the kernels are compiled for
-_STAGES = {1: 6, 2: 3, 4: 3}  # steps whose keys and values are in shared memory or on their way, by bytes of a number
+_STAGES = 3  # steps whose keys and values are in shared memory or on their way
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,10 @@ class Plan:
     ) -> "Plan":
         if splits is None:
             worthwhile = _WORTHWHILE_SPLITS if capacity < _MANY_KEYS else 2 * _WORTHWHILE_SPLITS
-            wanted = processors * (
-                2 if cached == 1 else 1
-            )  # steps of few bytes leave a processor with one block waiting
-            splits = max(1, min(wanted // (batch * kv_heads * tiles), worthwhile, -(-capacity // KEYS)))
+            share = processors // (batch * kv_heads * tiles)
+            if share == 1 and cached == 1:  # steps of so few bytes leave a processor waiting that has one block
+                share = 2
+            splits = max(1, min(share, worthwhile, -(-capacity // KEYS)))
         if not 1 <= splits <= MAX_SPLITS:
             raise ValueError(f"splits: 1 to {MAX_SPLITS} are needed, got {splits}")
         return cls(batch, kv_heads, head_dim, rows, tiles, splits, clusters and 1 < splits <= MAX_CLUSTER, cached)
@@ -137,7 +137,7 @@ class Plan:
         """Bytes of dynamic shared memory per block of threads: keys and values on their way, then, in their place, the
         rows of all warps and behind them, where other blocks read them, their sums."""
         sums = WARPS * 16 * (self.head_dim + 8) + self.rows * self.head_dim
-        return max(_STAGES[self.cached] * 2 * KEYS * self.head_dim * self.cached, 4 * sums)
+        return max(_STAGES * 2 * KEYS * self.head_dim * self.cached, 4 * sums)
 
     @property
     def grid(self) -> tuple[int, int, int]:

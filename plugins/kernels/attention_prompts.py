@@ -8,7 +8,7 @@ import torch
 from tandemrt.plugins.kernels import cudnn_attention
 from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Workspace
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
-from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
+from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context
 
 _HEADS_PER_WARP = 4  # PREPARED of attention_prompts.cuh
@@ -123,7 +123,7 @@ class RunAttention:
             head_dim=head_dim,
             capacity=prompts.positions,
             processors=module.processors,
-            clusters=module.architecture >= 90,
+            clusters=module.architecture >= HOPPER,
             cached=prompts.layer.key_cache.element_size(),
         )
         parts = workspace.parts(plan)

@@ -11,8 +11,7 @@
 
 constexpr int KEYS = 64;  // of one step; no block of the cache may end inside
 constexpr int WARPS = 4;
-template <class T>
-constexpr int STAGES = T::FLOAT8 ? 6 : 3;  // steps whose keys and values are in shared memory or on their way
+constexpr int STAGES = 3;  // steps whose keys and values are in shared memory or on their way
 
 // How wide a row of a tile is, in 16 bits.
 template <class T, int D>

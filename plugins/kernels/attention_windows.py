@@ -7,7 +7,7 @@ import torch
 
 from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Workspace
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
-from tandemrt.plugins.kernels.module import KernelModule, Launch, suffix
+from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, suffix
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def window_launches(
         head_dim=head_dim,
         capacity=windows.table.shape[1] * layer.key_cache.shape[2],
         processors=module.processors,
-        clusters=module.architecture >= 90,
+        clusters=module.architecture >= HOPPER,
         splits=splits,
         cached=layer.key_cache.element_size(),
     )

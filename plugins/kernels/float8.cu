@@ -5,56 +5,81 @@
 #include "float8_product.cuh"
 #include "variants.cuh"
 
-constexpr int THREADS = 512;
+constexpr float LOG2_E = 1.4426950408889634f;
 
 template <class T>
 __device__ void quantize_tokens(
     const typename T::Element* x, const float* given, int width, u8* quantized, float* scales
 ) {
     i64 row = blockIdx.x;
+    begin_next();
+    wait_for_previous();
     quantize_row(width, given, quantized + row * width, scales + row, [&](int i) {
         return load8<T>(x + row * width + i);
     });
 }
 
-// ROWS rows at a time, by the blocks of a cluster: each has its columns of all of them, whose scales are read once.
-template <class T, int ROWS>
+// A row by the blocks of a cluster, which are one block where there are many rows. A thread keeps the first SWEEPS times
+// eight of its activated values, and finds further ones twice.
+template <class T, int SWEEPS>
 __device__ void quantized_swiglu(
-    const typename T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int rows,
-    int width, u8* quantized, float* made
+    const typename T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int width,
+    u8* quantized, float* made
 ) {
-    int row = ROWS * blockIdx.y, stride = 8 * blockDim.x * blocks_of_row();
+    int blocks = blocks_of_row(), stride = 8 * blockDim.x * blocks;
     int first = 8 * (block_rank() * blockDim.x + threadIdx.x);
-    float largest[ROWS] = {};
-    Eight held[ROWS];
-    blocks_begin();
-    auto activated = [&](int r, int i) {
-        const auto* gates = gate_up + (row + r) * static_cast<i64>(2 * width) + i;
-        Eight gate = scaled8<T>(gates, scales[row + r], weight_scales + i);
-        Eight up = scaled8<T>(gates + width, scales[row + r], weight_scales + width + i);
-        round_to<T>(gate);
-        round_to<T>(up);
+    i64 row = blockIdx.x / blocks;
+    const auto *gates = gate_up + row * 2 * width, *ups = gates + width;
+    Eight of_gates = {}, of_ups = {};
+    if (first < width) {
+        of_gates = load8<Fp32>(weight_scales + first);
+        of_ups = load8<Fp32>(weight_scales + width + first);
+    }
+    begin_next();
+    if (blocks > 1) blocks_begin();
+    wait_for_previous();
+
+    float scale = scales[row], largest = 0;
+    Packed<T> held[SWEEPS], up[SWEEPS];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) gate.at[j] = gate.at[j] / (1.0f + __expf(-gate.at[j])) * up.at[j];
-        round_to<T>(gate);
-        return gate;
+    for (int sweep = 0; sweep < SWEEPS; ++sweep) {
+        int i = first + sweep * stride;
+        if (i < width) held[sweep] = packed8<T>(gates + i);
+        if (i < width) up[sweep] = packed8<T>(ups + i);
+    }
+    auto activated = [&](int i, const Packed<T>& gate, const Packed<T>& up) {
+        if (i != first) {
+            of_gates = load8<Fp32>(weight_scales + i);
+            of_ups = load8<Fp32>(weight_scales + width + i);
+        }
+        Eight x = scaled8<T>(gate, scale, of_gates), y = scaled8<T>(up, scale, of_ups);
+        round_to<T>(x);
+        round_to<T>(y);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            x.at[j] = x.at[j] * reciprocal_approx(1.0f + exp2_approx(-LOG2_E * x.at[j])) * y.at[j];
+        }
+        Packed<T> packed = pack8<T>(x);
+        enlarge(largest, unpack8<T>(packed));
+        return packed;
     };
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        if (row + r >= rows) continue;
-        if (first < width) enlarge(largest[r], held[r] = activated(r, first));
-        for (int i = first + stride; i < width; i += stride) enlarge(largest[r], activated(r, i));
+    for (int sweep = 0; sweep < SWEEPS; ++sweep) {
+        int i = first + sweep * stride;
+        if (i < width) held[sweep] = activated(i, held[sweep], up[sweep]);
     }
-    blocks_max(largest);
+    for (int i = first + SWEEPS * stride; i < width; i += stride) activated(i, packed8<T>(gates + i), packed8<T>(ups + i));
+    Divisor by = divisor(blocks > 1 ? blocks_max(largest) : row_max(largest), given);
+    u8* to = quantized + row * width;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        if (row + r >= rows) continue;
-        float by = scale_of(largest[r], given);
-        u8* to = quantized + (row + r) * static_cast<i64>(width);
-        if (first < width) store_float8(to + first, held[r], by);
-        for (int i = first + stride; i < width; i += stride) store_float8(to + i, activated(r, i), by);
-        if (first == 0) made[row + r] = by;
+    for (int sweep = 0; sweep < SWEEPS; ++sweep) {
+        int i = first + sweep * stride;
+        if (i < width) store_float8(to + i, unpack8<T>(held[sweep]), by);
     }
+    for (int i = first + SWEEPS * stride; i < width; i += stride) {
+        store_float8(to + i, unpack8<T>(activated(i, packed8<T>(gates + i), packed8<T>(ups + i))), by);
+    }
+    if (first == 0) made[row] = by.scale;
 }
 
 template <class T>
@@ -65,11 +90,19 @@ __device__ void quantized_norm(
 ) {
     i64 row = blockIdx.x, at = row * width;
     int stride = 8 * blockDim.x, first = 8 * threadIdx.x;
+    Eight each = {}, of_norm = {};
+    auto load_constants = [&](int i) {
+        each = load8<Fp32>(weight_scales + i);
+        of_norm = load8<T>(weight + i);
+    };
+    if (first < width) load_constants(first);
+    begin_next();
+    wait_for_previous();
+
     float scale = scales[row], squares = 0, largest = 0;
     // The sum, stored, times the norm's weight: how large the largest becomes follows from it and from the norm.
     auto weighted = [&](int i) {
-        Eight w = load8<T>(weight + i), x = scaled8<T>(product + at + i, scale, weight_scales + i);
-        Eight before = load8<T>(skip + at + i);
+        Eight x = scaled8<T>(packed8<T>(product + at + i), scale, each), before = load8<T>(skip + at + i);
         round_to<T>(x);
 #pragma unroll
         for (int j = 0; j < 8; ++j) x.at[j] += before.at[j];
@@ -78,16 +111,20 @@ __device__ void quantized_norm(
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             squares += x.at[j] * x.at[j];
-            x.at[j] *= w.at[j];
+            x.at[j] *= of_norm.at[j];
         }
         enlarge(largest, x);
         return x;
     };
     Eight held;
     if (first < width) held = weighted(first);
-    for (int i = first + stride; i < width; i += stride) weighted(i);
+    for (int i = first + stride; i < width; i += stride) {
+        load_constants(i);
+        weighted(i);
+    }
     row_sum_and_max(squares, largest);
-    float by = rsqrtf(squares / width + epsilon), to = scale_of(rounded<T>(largest * by), given);
+    float by = rsqrtf(squares / width + epsilon);
+    Divisor to = divisor(rounded<T>(largest * by), given);
     auto store = [&](int i, Eight x) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) x.at[j] *= by;
@@ -101,46 +138,52 @@ __device__ void quantized_norm(
         for (int j = 0; j < 8; ++j) x.at[j] *= w.at[j];
         store(i, x);
     }
-    if (threadIdx.x == 0) made[row] = to;
+    if (threadIdx.x == 0) made[row] = to.scale;
 }
 
-// What a product gives, times its scales, in place: for readers that know no scales.
+// What a product gives, times its scales, in place: for readers that know no scales. The blocks of a row stand side by
+// side.
 template <class T>
 __device__ void scale_product(const float* scales, const float* weight_scales, int width, typename T::Element* x) {
-    i64 row = blockIdx.y;
-    int i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < width) store8<T>(x + row * width + i, scaled8<T>(x + row * width + i, scales[row], weight_scales + i));
+    int elements = 8 * blockDim.x, across = (width + elements - 1) / elements;
+    i64 row = blockIdx.x / across;
+    int i = blockIdx.x % across * elements + 8 * threadIdx.x;
+    if (i >= width) return;
+    x += row * width + i;
+    store8<T>(x, scaled8<T>(packed8<T>(x), scales[row], load8<Fp32>(weight_scales + i)));
 }
 
-#define SWIGLU(NAME, T, ROWS)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(                                                       \
-        const T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int rows,     \
-        int width, u8* quantized, float* made) {                                                                      \
-        quantized_swiglu<T, ROWS>(gate_up, scales, weight_scales, given, rows, width, quantized, made);               \
+#define SWIGLU(NAME, T, SWEEPS, THREADS)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS) quantized_swiglu_##SWEEPS##_##NAME(                         \
+        const T::Element* gate_up, const float* scales, const float* weight_scales, const float* given, int width,    \
+        u8* quantized, float* made) {                                                                                 \
+        quantized_swiglu<T, SWEEPS>(gate_up, scales, weight_scales, given, width, quantized, made);                   \
     }
-
+#define FEW_ROWS(NAME, T, ROWS)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 2) few_rows_##ROWS##_##NAME(                        \
+        const u8* quantized, const float* scales, const u8* weight, const float* weight_scales, int rows, int width,  \
+        int inner, T::Element* product) {                                                                             \
+        few_rows<T, ROWS / 8>(quantized, scales, weight, weight_scales, rows, width, inner, product);                 \
+    }
 #define KERNELS(NAME, T)                                                                                              \
-    using Element_##NAME = T::Element;                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS) quantize_tokens_##NAME(                                     \
-        const Element_##NAME* x, const float* given, int width, u8* quantized, float* scales) {                       \
+    extern "C" __global__ void __launch_bounds__(512) quantize_tokens_##NAME(                                         \
+        const T::Element* x, const float* given, int width, u8* quantized, float* scales) {                           \
         quantize_tokens<T>(x, given, width, quantized, scales);                                                       \
     }                                                                                                                 \
-    SWIGLU(quantized_swiglu_##NAME, T, 1)                                                                             \
-    SWIGLU(quantized_swiglu_4_##NAME, T, 4)                                                                           \
-    extern "C" __global__ void __launch_bounds__(32 * PRODUCT_WARPS) few_rows_##NAME(                                 \
-        const u8* quantized, const float* scales, const u8* weight, const float* weight_scales, int rows, int width,  \
-        int inner, Element_##NAME* product) {                                                                         \
-        few_rows<T>(quantized, scales, weight, weight_scales, rows, width, inner, product);                           \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) quantized_norm_##NAME(                                      \
-        const Element_##NAME* skip, const Element_##NAME* product, const float* scales, const float* weight_scales,   \
-        const Element_##NAME* weight, const float* given, int width, float epsilon, u8* quantized, float* made,       \
-        Element_##NAME* sum) {                                                                                        \
+    SWIGLU(NAME, T, 1, 512)                                                                                           \
+    SWIGLU(NAME, T, 2, 1024)                                                                                          \
+    SWIGLU(NAME, T, 4, 512)                                                                                           \
+    FEW_ROWS(NAME, T, 8)                                                                                              \
+    FEW_ROWS(NAME, T, 16)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(512) quantized_norm_##NAME(                                          \
+        const T::Element* skip, const T::Element* product, const float* scales, const float* weight_scales,           \
+        const T::Element* weight, const float* given, int width, float epsilon, u8* quantized, float* made,           \
+        T::Element* sum) {                                                                                            \
         quantized_norm<T>(                                                                                            \
             skip, product, scales, weight_scales, weight, given, width, epsilon, quantized, made, sum);               \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(256) scale_product_##NAME(                                           \
-        const float* scales, const float* weight_scales, int width, Element_##NAME* product) {                        \
+        const float* scales, const float* weight_scales, int width, T::Element* product) {                            \
         scale_product<T>(scales, weight_scales, width, product);                                                      \
     }
 

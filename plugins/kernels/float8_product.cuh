@@ -1,17 +1,12 @@
 // The product of a few rows in float8 with a weight in float8, and its scales: bound by reading the weight, once.
 #pragma once
+#include "copy.cuh"
+#include "early.cuh"
 #include "float8.cuh"
 
-constexpr int PRODUCT_WARPS = 8;
+constexpr int PRODUCT_WARPS = 8, PRODUCT_THREADS = 32 * PRODUCT_WARPS;
 constexpr int PRODUCT_CHUNK = 64;  // inputs that a warp takes at a time
-
-__device__ __forceinline__ uint4 load_once(const u8* at) {
-    uint4 x;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(at));
-    return x;
-}
+constexpr int TALL = 2;  // times 16 outputs of a block
 
 // c[16 outputs x 8 rows] += a[16 x 32] b[32 x 8], each in the fragments of mma.m16n8k32.
 __device__ __forceinline__ void float8_mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -23,57 +18,92 @@ __device__ __forceinline__ void float8_mma(float (&c)[4], u32 a0, u32 a1, u32 a2
 #endif
 }
 
-// A block has 16 outputs, its warps share the inputs. A thread takes 16 bytes of a row at a time, which are other
-// inputs than the fragments say: sums know no order, and weight and rows are taken alike. At most 8 rows.
-template <class T>
+// A block has 16 * TALL outputs, its warps share the inputs. A thread takes 16 bytes of a row at a time, which are other
+// inputs than the fragments say: sums know no order, and weight and rows are taken alike. What it reads of the weight it
+// has copied into shared memory itself, so nobody waits for others; the first copies are under way before the kernel in
+// front, which makes the rows, has ended. At most 8 * TILES rows; what a row gives depends on no other, and not on TILES.
+template <class T, int TILES>
 __device__ void few_rows(
     const u8* quantized, const float* scales, const u8* weight, const float* weight_scales, int rows, int width,
     int inner, typename T::Element* product
 ) {
-    constexpr int UNROLL = 4, STRIDE = PRODUCT_WARPS * PRODUCT_CHUNK, ROWS = 8;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = lane / 4, part = 16 * (lane % 4);
-    i64 output = 16 * static_cast<i64>(blockIdx.x);
-    const u8* upper = weight + (output + line) * inner + part;
-    const u8* lower = upper + 8 * static_cast<i64>(inner);
-    const u8* row = quantized + static_cast<i64>(line) * inner + part;
-    uint4 none = make_uint4(0, 0, 0, 0);
-    float sums[4] = {};
-    auto row_at = [&](int k) { return line < rows ? __ldg(reinterpret_cast<const uint4*>(row + k)) : none; };
-    auto multiply = [&](uint4 a, uint4 b, uint4 x) {
-        float8_mma(sums, a.x, b.x, a.y, b.y, x.x, x.y);
-        float8_mma(sums, a.z, b.z, a.w, b.w, x.z, x.w);
-    };
-    int k = warp * PRODUCT_CHUNK;
-    for (; k + (UNROLL - 1) * STRIDE + PRODUCT_CHUNK <= inner; k += UNROLL * STRIDE) {
-        uint4 a[UNROLL], b[UNROLL], x[UNROLL];
+    constexpr int STRIDE = PRODUCT_WARPS * PRODUCT_CHUNK, ROWS = 8 * TILES, OUTPUTS = 16 * TALL, AT_ONCE = 4;
+    // Chunks of the weight that a warp has asked for, one of which it reads. Rows want the same memory, as a cache.
+    constexpr int STAGES = TILES == 1 ? 5 : 4;
+    extern __shared__ uint4 ring[];  // [STAGES][2 * TALL][PRODUCT_THREADS]
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = lane / 4, steps = (inner + STRIDE - 1) / STRIDE;
+    int begin = warp * PRODUCT_CHUNK + 16 * (lane % 4), first_output = OUTPUTS * blockIdx.x;
+    const u8* row = quantized + static_cast<i64>(line) * inner;
+    auto slot = [&](int step) { return ring + step % STAGES * (2 * TALL * PRODUCT_THREADS) + threadIdx.x; };
+    auto copy = [&](int step) {
+        int k = begin + step * STRIDE;
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            a[u] = load_once(upper + k + u * STRIDE);
-            b[u] = load_once(lower + k + u * STRIDE);
+        for (int i = 0; i < 2 * TALL; ++i) {
+            int output = first_output + 8 * i + line;
+            bool there = k < inner && output < width;
+            copy16(shared_address(slot(step) + i * PRODUCT_THREADS), weight + output * static_cast<i64>(inner) + k, there);
         }
+    };
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) x[u] = row_at(k + u * STRIDE);
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) multiply(a[u], b[u], x[u]);
+    for (int step = 0; step < STAGES - 1; ++step) {
+        if (step < steps) copy(step);
+        close_copies();
     }
-    for (; k < inner; k += STRIDE) {
-        bool there = k + part < inner;
-        multiply(there ? load_once(upper + k) : none, there ? load_once(lower + k) : none, there ? row_at(k) : none);
+    begin_next();
+    wait_for_previous();
+
+    float sums[TALL][TILES][4] = {};
+    for (int first = 0; first < steps; first += AT_ONCE) {
+        uint4 x[AT_ONCE][TILES];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+                int k = begin + (first + i) * STRIDE;
+                const u8* from = row + 8 * t * static_cast<i64>(inner) + k;
+                bool there = 8 * t + line < rows && k < inner;
+                x[i][t] = there ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+            }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            int step = first + i;
+            if (step >= steps) break;
+            wait_copies<STAGES - 2>();
+#pragma unroll
+            for (int tall = 0; tall < TALL; ++tall) {
+                const uint4* at = slot(step) + 2 * tall * PRODUCT_THREADS;
+                uint4 a = at[0], b = at[PRODUCT_THREADS];
+#pragma unroll
+                for (int t = 0; t < TILES; ++t) {
+                    float8_mma(sums[tall][t], a.x, b.x, a.y, b.y, x[i][t].x, x[i][t].y);
+                    float8_mma(sums[tall][t], a.z, b.z, a.w, b.w, x[i][t].z, x[i][t].w);
+                }
+            }
+            if (step + STAGES - 1 < steps) copy(step + STAGES - 1);
+            close_copies();
+        }
     }
 
-    __shared__ float shared[PRODUCT_WARPS][ROWS][17];
+    __shared__ float shared[PRODUCT_WARPS][ROWS][OUTPUTS + 1];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) shared[warp][2 * (lane % 4) + i % 2][line + 8 * (i / 2)] = sums[i];
+    for (int tall = 0; tall < TALL; ++tall)
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                shared[warp][8 * t + 2 * (lane % 4) + i % 2][16 * tall + line + 8 * (i / 2)] = sums[tall][t][i];
     __syncthreads();
-    int to = threadIdx.x / 8, column = threadIdx.x % 8 * 2;
-    if (to >= rows || to >= ROWS) return;
+    int to = threadIdx.x / (OUTPUTS / 2), column = threadIdx.x % (OUTPUTS / 2) * 2, output = first_output + column;
+    if (to >= rows || to >= ROWS || output >= width) return;
     float2 sum = make_float2(0, 0);
 #pragma unroll
     for (int w = 0; w < PRODUCT_WARPS; ++w) {
         sum.x += shared[w][to][column];
         sum.y += shared[w][to][column + 1];
     }
-    sum.x *= scales[to] * weight_scales[output + column];
-    sum.y *= scales[to] * weight_scales[output + column + 1];
-    T::store2(product + static_cast<i64>(to) * width + output + column, sum);
+    if (scales) {
+        sum.x *= scales[to] * weight_scales[output];
+        sum.y *= scales[to] * weight_scales[output + 1];
+    }
+    T::store2(product + static_cast<i64>(to) * width + output, sum);
 }

@@ -9,38 +9,54 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import Launch, current_stream, suffix
+from tandemrt.plugins.kernels.module import HOPPER, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context, Tensors
 
 _STEP = 16  # what cuBLASLt wants inputs and outputs to be a multiple of
 _THREADS, _PER_THREAD = 256, 8
-_FEW = 8  # rows that the kernel takes
-_OUTPUTS = 16  # of one of its blocks
+FEW = 16  # rows that kernels of ours take
+_TILE = 8  # of them that one instruction takes
+_OUTPUTS = 32  # of one of their blocks
+_STAGES = {8: 5, 16: 4}  # by the rows of a kernel, see float8_product.cuh
+_STAGE = 4 * 16 * _THREADS  # bytes of shared memory
 
 
-def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "Product":  # noqa: ARG001
-    """See plugins/launch.py."""
-    return Product(tensors)
+def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
+    """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
+    return FewRows(context, tensors) if _rows(tensors) <= FEW else Product(tensors)
 
 
 def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:  # noqa: ARG001
-    """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
-    few = tensors["quantized"].numel() <= _FEW * tensors["weight"].shape[1]
-    return FewRows(context, tensors) if few else ScaledProduct(context, tensors)
+    """As :func:`launch`, with scales."""
+    return FewRows(context, tensors) if _rows(tensors) <= FEW else ScaledProduct(context, tensors)
 
 
 class FewRows:
-    """A product of at most 8 rows with its scales, bound. Capturable."""
+    """A product of at most 16 rows, with its scales if there are some, bound. Capturable."""
 
     def __init__(self, context: Context, tensors: Tensors) -> None:
         _require_sizes(tensors)
         quantized, weight, product = (tensors[name] for name in ("quantized", "weight", "product"))
         width, inner = weight.shape
-        kernel = context.module("float8").kernel(f"few_rows_{suffix(product)}")
-        sizes = (np.int32(quantized.numel() // inner), np.int32(width), np.int32(inner))
-        inputs = (quantized, tensors["scales"], weight, tensors["weight_scales"])
+        rows = _rows(tensors)
+        if "scales" not in tensors:
+            _require_room(product)
+        module = context.module("float8")
+        most = -(-rows // _TILE) * _TILE
+        shared = _STAGES[most] * _STAGE
+        inputs = (quantized, tensors.get("scales"), weight, tensors.get("weight_scales"))
+        sizes = (np.int32(rows), np.int32(width), np.int32(inner))
         self._device = product.device
-        self._launch = Launch(kernel, (width // _OUTPUTS, 1, 1), (_THREADS, 1, 1), *inputs, *sizes, product)
+        self._launch = Launch(
+            module.kernel(f"few_rows_{most}_{suffix(product)}", shared=shared),
+            (-(-width // _OUTPUTS), 1, 1),
+            (_THREADS, 1, 1),
+            *inputs,
+            *sizes,
+            product,
+            shared=shared,
+            early=module.architecture >= HOPPER,
+        )
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
@@ -54,8 +70,7 @@ class Product:
         _require_sizes(tensors)
         quantized, weight, product = (tensors[name] for name in ("quantized", "weight", "product"))
         width, inner = weight.shape
-        if product.dtype not in (torch.bfloat16, torch.float32):
-            raise ValueError(f"product: bfloat16 or float32 is needed, got {product.dtype}")
+        _require_room(product)
         self._rows = quantized.view(-1, inner)
         self._weight = weight.view(torch.float8_e4m3fn).t()
         self._product = product.view(-1, width)
@@ -74,7 +89,7 @@ class ScaledProduct:
         product, scales, weight_scales = (tensors[name] for name in ("product", "scales", "weight_scales"))
         width = product.shape[-1]
         kernel = context.module("float8").kernel(f"scale_product_{suffix(product)}")
-        grid = (-(-width // (_PER_THREAD * _THREADS)), product.numel() // width, 1)
+        grid = (-(-width // (_PER_THREAD * _THREADS)) * (product.numel() // width), 1, 1)  # as swiglu's, for any rows
         self._device = product.device
         self._product = Product(tensors)
         self._scale = Launch(kernel, grid, (_THREADS, 1, 1), scales, weight_scales, np.int32(width), product)
@@ -83,6 +98,16 @@ class ScaledProduct:
         """Enqueue on torch's current stream."""
         self._product.run()
         self._scale.run(current_stream(self._device))
+
+
+def _rows(tensors: Tensors) -> int:
+    return tensors["quantized"].numel() // tensors["weight"].shape[1]
+
+
+def _require_room(product: torch.Tensor) -> None:
+    """Raise ValueError for a dtype that has no room for sums without scales."""
+    if product.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"product: bfloat16 or float32 is needed, got {product.dtype}")
 
 
 def _require_sizes(tensors: Tensors) -> None:

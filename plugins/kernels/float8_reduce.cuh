@@ -67,37 +67,25 @@ __device__ __forceinline__ void blocks_begin() {
 #endif
 }
 
-// The largest values of several rows at once.
-template <int ROWS>
-__device__ __forceinline__ void blocks_max(float (&values)[ROWS]) {
+// The largest value of a row's blocks.
+__device__ __forceinline__ float blocks_max(float value) {
 #if __CUDA_ARCH__ >= 900
-    constexpr int WARPS = MOST_BLOCKS * MOST_WARPS / 2;  // of all blocks, which have at most 512 threads each
-    __shared__ u32 of_warp[ROWS][WARPS];
+    __shared__ u32 of_warp[MOST_BLOCKS * MOST_WARPS / 2];  // of all blocks, which have at most 512 threads each
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32, blocks = blocks_of_row();
+    u32 largest = warp_max(__float_as_uint(value));
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // all blocks have begun
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-        u32 largest = warp_max(__float_as_uint(values[row]));
-        if (lane < blocks) {
-            u32 mine = static_cast<u32>(__cvta_generic_to_shared(&of_warp[row][block_rank() * warps + warp])), theirs;
-            asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(mine), "r"(lane));
-            asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(theirs), "r"(largest) : "memory");
-        }
-        __syncwarp();
+    if (lane < blocks) {
+        u32 mine = static_cast<u32>(__cvta_generic_to_shared(&of_warp[block_rank() * warps + warp])), theirs;
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(mine), "r"(lane));
+        asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(theirs), "r"(largest) : "memory");
     }
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-        u32 largest = 0;
-        for (int i = lane; i < blocks * warps; i += 32) largest = max(largest, of_warp[row][i]);
-        values[row] = __uint_as_float(warp_max(largest));
-    }
+    largest = 0;
+    for (int i = lane; i < blocks * warps; i += 32) largest = max(largest, of_warp[i]);
+    return __uint_as_float(warp_max(largest));
 #else
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-        values[row] = row_max(values[row]);
-        __syncthreads();  // the next row's may not be written while this one's are read
-    }
+    return row_max(value);
 #endif
 }

@@ -1,5 +1,5 @@
-// Weights in 4 bits, in the order of plugins/reference/int4.py: a word holds eight inputs of one output, of which pair i
-// (inputs 2i and 2i + 1) are nibbles i and i + 4.
+// Weights in 4 bits, in the order of plugins/reference/int4.py: a word holds eight inputs of one output, of which pair
+// i (inputs 2i and 2i + 1) are nibbles i and i + 4.
 #pragma once
 #include "elements.cuh"
 #include "intrinsics.cuh"
@@ -49,8 +49,8 @@ __device__ __forceinline__ uint4 load_once(const u8* at) {
     return x;
 }
 
-// 1 << shift groups of 32 inputs share a scale. Scales of an output, and its zero points, are read four at a time; those
-// of a chunk are among the four from here on.
+// 1 << shift groups of 32 inputs share a scale. Scales of an output, and its zero points, are read four at a time;
+// those of a chunk are among the four from here on.
 __device__ __forceinline__ int first_scale(int chunk, int shift) { return (4 * chunk >> shift) & ~3; }
 
 __device__ __forceinline__ int scales_of_output(int inner, int shift) {

@@ -6,8 +6,8 @@
 constexpr int MOST_SPLITS = 8;   // warps of a block along the inputs, and blocks of a cluster
 constexpr int INT4_PAD = 4;      // floats behind a row of partial sums: rows of one store lie in banks of their own
 
-// What a thread holds of a chunk: numbers of all four groups of 32 inputs for an output of each of `HALVES` times 8, and
-// four of their scales and zero points, as they are stored.
+// What a thread holds of a chunk: numbers of all four groups of 32 inputs for an output of each of `HALVES` times 8,
+// and four of their scales and zero points, as they are stored.
 template <int HALVES>
 struct Int4Chunk {
     uint4 numbers[HALVES];
@@ -22,8 +22,8 @@ __device__ __forceinline__ void for_pairs(int rows, int outputs, int begin, int 
     for (int i = begin; i < rows * pairs; i += step) use(i / pairs, 2 * (i % pairs));
 }
 
-// The sum of value(0) to value(count - 1), of which there are 1, 2, 4 or 8: in pairs, then pairs of these, so that it is
-// the same whether one block has all of them or each of some blocks a few.
+// The sum of value(0) to value(count - 1), of which there are 1, 2, 4 or 8: in pairs, then pairs of these, so that it
+// is the same whether one block has all of them or each of some blocks a few.
 template <class Value>
 __device__ __forceinline__ float2 tree_sum(int count, Value value) {
     float2 sums[MOST_SPLITS];
@@ -49,7 +49,7 @@ __device__ void int4_product(
 ) {
     constexpr int ROW_TILES = ROWS / 8, HALVES = 2 * TILES;
     extern __shared__ float partial[];  // [warps along the inputs][ROWS][outputs of the block + INT4_PAD]
-    int warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), warps = blockDim.x / 32;  // the same for all that branch by it
+    int warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), warps = blockDim.x / 32;  // so that a warp branches as one
     int lane = threadIdx.x % 32, line = lane / 4, part = lane % 4;
     int outputs = 8 * HALVES * blockDim.y, chunks = (inner + INT4_CHUNK - 1) / INT4_CHUNK;
     i64 base = static_cast<i64>(outputs) * blockIdx.y;
@@ -137,7 +137,9 @@ __device__ void int4_product(
     auto sum_warps = [&](int r, int o) {
         return tree_sum(warps, [&](int w) { return *reinterpret_cast<float2*>(partial + (w * ROWS + r) * pitch + o); });
     };
-    auto store = [&](int r, int o, float2 sum) { T::store2(product + static_cast<i64>(row + r) * width + base + o, sum); };
+    auto store = [&](int r, int o, float2 sum) {
+        T::store2(product + static_cast<i64>(row + r) * width + base + o, sum);
+    };
     int shared_by = cluster_size();
     if (shared_by == 1) {
         for_pairs(there, until, thread, threads, [&](int r, int o) { store(r, o, sum_warps(r, o)); });

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import KernelModule, Launch, current_stream, suffix
+from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context, Tensors
 from tandemrt.plugins.reference.int4 import BLOCKS, CHUNK, padded_inner, scales_of_output
 
@@ -19,7 +19,6 @@ _MOST_ROWS = 512  # that go through the kernel, some at a time
 _SCRATCH = 64 << 20  # bytes of weights as numbers
 _THREADS = 256
 _OF_WARP = 32  # outputs
-_CLUSTERS_FROM = 90
 _NARROW = 8192  # outputs of a product whose inputs more warps share
 
 
@@ -146,4 +145,4 @@ def _tile(o: _Operands, module: KernelModule) -> _Tile:
     rows = next((each for each in (8, 16, 32, 64) if o.rows <= each), 64)
     along, down = {8: (8, 1), 16: (8, 1), 32: (4, 2), 64: (2, 4)}[rows]
     sharing = 16 if o.width <= _NARROW else 8
-    return _Tile(rows, along, down, sharing // along if module.architecture >= _CLUSTERS_FROM else 1)
+    return _Tile(rows, along, down, sharing // along if module.architecture >= HOPPER else 1)

@@ -17,6 +17,7 @@ except ImportError as error:
     ) from error
 
 Grid = tuple[int, int, int]
+HOPPER = 90  # the architecture from which on blocks can be clusters, and kernels begin early
 
 
 class KernelModule:
@@ -88,7 +89,9 @@ class Launch:
 
     Arguments are tensors (their addresses are taken), None (a null pointer), and numpy scalars, whose dtype must be
     the parameter's. ``shared``: bytes of dynamic shared memory per block. ``cluster``: so many blocks along the first
-    axis of ``grid``, which it divides, read each other's shared memory; this needs code for architecture 90 or later.
+    axis of ``grid``, which it divides, read each other's shared memory; this needs code for HOPPER or later.
+    ``early``: the kernel may begin before the one in front of it has ended, and waits for that itself where it has to
+    (early.cuh); this needs code for HOPPER or later, too.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Launch:
         *arguments: Any,
         shared: int = 0,
         cluster: int = 1,
+        early: bool = False,
     ) -> None:
         self._kernel = kernel
         self._config = LaunchConfig(
@@ -106,6 +110,7 @@ class Launch:
             cluster=(cluster, 1, 1) if cluster > 1 else None,
             block=block,
             shmem_size=shared,
+            programmatic_stream_serialization=early,
         )
         self._keep = arguments  # the kernel gets bare addresses
         self._arguments = tuple(_argument(argument) for argument in arguments)

@@ -21,7 +21,8 @@ from tandemrt.plugins.launch import Call, Context
 from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.backends.base import check_tensors
 from tandemrt.runtime.backends.buffers import bytes_of, plan_buffers
-from tandemrt.runtime.backends.pieces import OpenPiece, open_piece, read_constants
+from tandemrt.runtime.backends.constants import read_constants
+from tandemrt.runtime.backends.pieces import OpenPiece, open_piece
 
 _LOADING = 4  # pieces that load at a time: each holds its weights in host memory meanwhile
 
@@ -72,8 +73,7 @@ class Executor:
         steps = [piece for piece in decoder.pieces if piece is not decoder.constants]
         with ThreadPoolExecutor(_LOADING) as pool:
             pieces = dict(zip((piece.file for piece in steps), pool.map(load, steps), strict=True))
-        constants = read_constants(bundle.folder / decoder.constants.file) if decoder.constants else {}
-        constants = {key: tensor.to(device) for key, tensor in constants.items()}
+        constants = read_constants(bundle.folder / decoder.constants.file, device) if decoder.constants else {}
         limits = bundle.limits
         context = Context(device, bundle.kernels_dir, threads, {"query": limits.prefill_chunk})
         largest = largest_calls(bundle.draft.kind, limits.batch, limits.window, limits.prefill_chunk)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadBundle
@@ -80,22 +79,3 @@ def open_piece(
         provider, threads = (name, options | _CAPTURABLE), 1
     session = open_session(path, [provider], entries=_ENTRIES if device.type == "cuda" else {}, threads=threads)
     return OpenPiece.of(session, expected, path)
-
-
-def read_constants(path: Path) -> dict[str, torch.Tensor]:
-    """What a graph without inputs gives, as host tensors. Raises as open_session does.
-
-    All of it may be constants to onnxruntime, which would compute and copy them once more to optimize the graph.
-    """
-    return constants_of(open_session(path, [CPU], optimized=False))
-
-
-def constants_of(session: "onnxruntime.InferenceSession") -> dict[str, torch.Tensor]:
-    """What a session without inputs gives, as host tensors."""
-    binding: Any = session.io_binding()
-    tensors = {}
-    for b in bindings(session.get_outputs()):
-        tensors[b.name] = torch.empty(b.resolve({}), dtype=getattr(torch, b.dtype))
-        binding.bind_output(b.name, *place(tensors[b.name]))
-    session.run_with_iobinding(binding)
-    return tensors

@@ -4,7 +4,7 @@ Half precision is widened: the stored weights are the same, but sums are not rou
 against this is the rounding of the engine alone. onnxruntime's CPU provider could not run bfloat16 anyway.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +14,18 @@ import torch
 from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.decoder import Decoder
+from tandemrt.engines.decoder import Decoder, Operator, Step
 from tandemrt.engines.dtypes import HALF, ONNX
 from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.manifest import EngineName
+from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins.launch import Context
 from tandemrt.plugins.sessions import session_options
 from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.backends.constants import constants_of
 from tandemrt.runtime.backends.executor import Executor
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tandemrt.runtime.backends.pieces import OpenPiece, constants_of
+from tandemrt.runtime.backends.pieces import OpenPiece
 from tandemrt.runtime.backends.sessions import onnxruntime
 
 _CPU = torch.device("cpu")
@@ -43,6 +45,27 @@ def open_baseline(bundle: Bundle, name: EngineName, threads: int | None, call: M
     if not path.is_file():
         raise BadBundle(f"{path} must exist: the engine {name!r} is compared with its graph; build the bundle again")
     return open_widened(path, entry.contract, threads)
+
+
+def open_whole_cache(bundle: Bundle, name: EngineName, threads: int | None, call: Mapping[str, int]) -> Engine:
+    """As ``open_baseline``, of a decoder in steps whose cache is in float8: with one that rounds nothing."""
+    entry = bundle.engine(name)
+    assert entry.decoder is not None
+
+    def whole(step: Step) -> Step:
+        if not isinstance(step, Operator) or step.name != "float8_window_attention":
+            return step
+        attributes = {key: step.attributes[key] for key in SCHEMAS["window_attention"].attributes}
+        return step.model_copy(update={"name": "window_attention", "attributes": attributes})
+
+    def in_dtype(bindings: tuple[Binding, ...], names: Collection[str]) -> tuple[Binding, ...]:
+        return tuple(replace(b, dtype=entry.dtype) if b.name in names else b for b in bindings)
+
+    given = entry.contract
+    caches = {name for step in entry.decoder.operators for pair in step.in_place().items() for name in pair}
+    changed = {"steps": tuple(map(whole, entry.decoder.steps)), "values": in_dtype(entry.decoder.values, caches)}
+    contract = Contract(in_dtype(given.inputs, caches), in_dtype(given.outputs, caches), given.aliases)
+    return open_widened_steps(bundle.folder, entry.decoder.model_copy(update=changed), contract, threads, call)
 
 
 def open_widened(path: Path, contract: Contract, threads: int | None) -> OnnxRuntimeEngine:
@@ -66,11 +89,12 @@ def open_widened_steps(
     return Executor(wide, bindings, pieces, constants, Context(_CPU, threads=threads), [call])
 
 
-def rounds_inputs(bundle: Bundle, name: EngineName) -> bool:
-    """Whether engine ``name`` has products that round what they multiply, to 8 bits or to float8."""
+def rounds_to_8_bits(bundle: Bundle, name: EngineName) -> bool:
+    """Whether engine ``name`` rounds what its products multiply, or keys and values, to 8 bits or to float8."""
     entry = bundle.engine(name)
     if entry.decoder is not None:
-        return any(step.name == "quantize_tokens" for step in entry.decoder.operators)
+        rounding = ("quantize_tokens", "float8_window_attention")
+        return any(step.name in rounding for step in entry.decoder.operators)
     if not (path := bundle.path(name).with_suffix(".onnx")).is_file():
         return False
     nodes = ir.traversal.RecursiveGraphIterator(ir.load(path).graph)

@@ -31,6 +31,23 @@ def check_logits(name: str, engine: Engine, expected: torch.Tensor, plan: Plan, 
     )
 
 
+def measure_cache(name: str, engine: Engine, expected: torch.Tensor, plan: Plan) -> Finding:
+    """What a cache in float8 costs: the same against ``expected`` of a cache that rounds nothing."""
+    difference, size = Difference(), 0.0
+    for kind, row, place, logits in found(engine, plan):
+        difference.add(kind, logits, expected[row, place])
+        size += float(expected[row, place][~expected[row, place].isneginf()].square().mean())
+    apart = (difference.squares / size) ** 0.5
+    return Finding(
+        f"keys and values of {name} in float8",
+        "the same over a cache in float32",
+        f"logits {apart:.2%} apart (root mean square); largest logit the same in {difference.same} of "
+        f"{difference.total}",
+        "measured",
+        {"root_mean_square_relative": apart, **difference.numbers()},
+    )
+
+
 def check_poison(name: str, engine: Engine, plan: Plan) -> Finding:
     """The same calls with caches that hold NaN, then finite garbage, wherever nothing was written."""
     tolerance = TOLERANCES[engine.contract["logits"].dtype]

@@ -5,14 +5,15 @@ from functools import partial
 from pathlib import Path
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.dtypes import FLOAT8
 from tandemrt.engines.errors import TandemError
 from tandemrt.engines.manifest import EngineName
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.runtime.backends.base import Engine
-from tandemrt.runtime.check.baseline import open_baseline, rounds_inputs
+from tandemrt.runtime.check.baseline import open_baseline, open_whole_cache, rounds_to_8_bits
 from tandemrt.runtime.check.beside import check_beside
 from tandemrt.runtime.check.finding import Finding, judged
-from tandemrt.runtime.check.logits import ROUNDED, TOLERANCES, check_logits, check_poison
+from tandemrt.runtime.check.logits import ROUNDED, TOLERANCES, check_logits, check_poison, measure_cache
 from tandemrt.runtime.check.memory import measure_memory, used
 from tandemrt.runtime.check.operators import check_operators
 from tandemrt.runtime.check.replay import check_replay
@@ -60,8 +61,10 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
         rows, length = len(plan.tokens), len(plan.tokens[0])
         largest = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
         baseline = open_baseline(bundle, name, threads, largest)
-        tolerance = ROUNDED if rounds_inputs(bundle, name) else TOLERANCES[engine.contract["logits"].dtype]
+        tolerance = ROUNDED if rounds_to_8_bits(bundle, name) else TOLERANCES[engine.contract["logits"].dtype]
         yield check_logits(name, engine, expected(baseline, plan), plan, tolerance)
+        if bundle.contract(name)["past_key.0"].dtype == FLOAT8:
+            yield measure_cache(name, engine, expected(open_whole_cache(bundle, name, threads, largest), plan), plan)
 
     # What a block gives depends on the whole of it, and its context on features: there is no text to be led along.
     led = [

@@ -33,15 +33,15 @@ class AtOnceDrafter(DrawingDrafter):
         position = self._sampling["position"].view(batch, window)
         torch.add(position, self._steps[:window], out=position)
         draw = self._draw_call(batch, window, keep_probs, filters)
-        if self._masked:
+        with self._masking() as masks:
+            if masks is None:
+                draw.run()
+                return
             logits = self._logits.view(batch, window, self._vocab)
             for step in range(window):
-                self._masks.apply(logits[:, step])
+                masks.apply(logits[:, step])
                 draw.run()
-                self._masks.follow(self._buffers.draft_tokens.view(batch, window)[:, step].tolist())
-            self._masked = False
-            return
-        draw.run()
+                masks.follow(self._buffers.draft_tokens.view(batch, window)[:, step].tolist())
 
     def _score_from(self, counts: torch.Tensor, scored: int, query: int) -> None:
         """Logits are wanted of ``scored`` tokens of each row from the last of its ``counts`` [batch] on."""

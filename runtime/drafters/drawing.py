@@ -1,6 +1,7 @@
 """What drafters share that run a model on the device and draw its tokens there."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, cached_property
 from types import MappingProxyType
 
@@ -44,7 +45,7 @@ class DrawingDrafter(Unmoved):
         self._draft_probs = Buffer((slots, window, self._vocab), torch.float32, self._device)
         self._slots = slots
         self._starts = cache(self._first_of_rows)
-        self._masked = False  # whether the drafts of the round that is being drafted are masked
+        self._masked: Round | None = None  # the round that is being drafted, if its drafts are masked
 
     def held(self, running: Running) -> int:
         """See Drafter.held. What the last round emitted is fed when the next one begins, or was by the target."""
@@ -57,17 +58,25 @@ class DrawingDrafter(Unmoved):
 
     def _proposal(self, this: Round) -> tuple[Buffer | None, list[torch.Tensor]]:
         """The probabilities that ``this`` round keeps, if a rule reads them, and all tensors that drafting writes."""
-        self._masked = this.masked
-        if this.masked:
-            self._masks.begin(this.rows)
+        self._masked = this if this.masked else None
         outputs = [self._buffers.draft_tokens.view(this.batch, this.window)]
         if Rule.REJECTION not in this.rules:
             return None, outputs
         return self._draft_probs, [*outputs, self._draft_probs.view(this.batch, this.window, self._vocab)]
 
+    @contextmanager
+    def _masking(self) -> Iterator[DraftMasks | None]:
+        """The masks of the drafts that are drawn within the block, None if they are not masked."""
+        this, self._masked = self._masked, None
+        if this is None:
+            yield None
+        else:
+            with self._masks.following(this):
+                yield self._masks
+
     def _run(self, key: tuple[object, ...], work: Callable[[], None], outputs: list[torch.Tensor]) -> None:
         """Run ``work``, captured if all engines of a draft can be. Masked drafts wait for the host on the way."""
-        if self._masked:
+        if self._masked is not None:
             self._graphs.run_eagerly(work, "masks")
             return
         self._graphs.run(key, work, outputs=outputs, capturable=self._capturable)
@@ -125,18 +134,18 @@ class StepwiseDrafter(DrawingDrafter):
 
     def _draw(self, batch: int, window: int, run: Callable[[int], None], *, keep_probs: bool, filters: bool) -> None:
         """Let ``run`` make the logits of each step, and draw from them."""
-        for step in range(window):
-            run(step)
-            if self._masked:
-                self._masks.apply(self._logits.view(batch, self._vocab))
-            self._draw_call(batch, step, keep_probs, filters).run()
-            if self._masked:
-                self._masks.follow(self._tokens[step, :batch].tolist())
-            if keep_probs:
-                self._draft_probs.view(batch, window, self._vocab)[:, step].copy_(
-                    self._step_probs.view(batch, self._vocab)
-                )
-        self._masked = False
+        with self._masking() as masks:
+            for step in range(window):
+                run(step)
+                if masks is not None:
+                    masks.apply(self._logits.view(batch, self._vocab))
+                self._draw_call(batch, step, keep_probs, filters).run()
+                if masks is not None:
+                    masks.follow(self._tokens[step, :batch].tolist())
+                if keep_probs:
+                    self._draft_probs.view(batch, window, self._vocab)[:, step].copy_(
+                        self._step_probs.view(batch, self._vocab)
+                    )
         self._buffers.draft_tokens.view(batch, window).copy_(self._tokens[:window, :batch].T)
 
     def _bind_draw(self, batch: int, step: int, keep_probs: bool, filters: bool) -> Call:

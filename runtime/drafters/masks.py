@@ -1,7 +1,7 @@
 """Masks for drafts: what a drafted token may be, by a fork of its request's constraint."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.masks import MaskRows
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer
+from tandemrt.runtime.round.round import Round
 
 
 class DraftMasks:
@@ -27,12 +28,17 @@ class DraftMasks:
         self._bars = Buffer((slots, vocab), torch.float32, device, host=True)  # 0, or -inf for a token that is barred
         self._forks: dict[int, tuple[Constraint, Running]] = {}
 
-    def begin(self, rows: Mapping[int, Running]) -> None:
-        """Stand where the committed texts of ``rows`` stand, by slot."""
-        self._forks = {}
-        for slot, running in rows.items():
-            with suppress(Exception):  # its drafts are not masked then; what ails it is said where masks are filled
-                self._forks[slot] = (running.constraint.fork(), running)
+    @contextmanager
+    def following(self, this: Round) -> Iterator[None]:
+        """Stand where the committed texts of ``this`` round stand that drafts are verified for, within the block."""
+        try:
+            for slot, running in this.rows.items():
+                with suppress(Exception), counted(running):  # else its drafts are not masked; as in ``apply``
+                    if this.most(running) > 0:
+                        self._forks[slot] = (running.constraint.fork(), running)
+            yield
+        finally:
+            self._forks = {}
 
     def apply(self, logits: torch.Tensor) -> None:
         """Bar in ``logits`` [batch, vocab] what may not follow. A row that nobody follows stays as it is."""
@@ -41,7 +47,7 @@ class DraftMasks:
         bars.fill(0)
         for slot, (fork, running) in list(self._forks.items()):
             try:
-                with nullcontext() if running.share is None else running.share.step():
+                with counted(running):
                     fork.fill((), self._rows, slot)
             except BaseException:  # it fails again when masks are filled, which ends the request
                 del self._forks[slot]
@@ -55,9 +61,14 @@ class DraftMasks:
         """Go on by the ``tokens`` that were drawn, by slot; a text that ends or cannot go on is followed no further."""
         for slot, (fork, running) in list(self._forks.items()):
             try:
-                with nullcontext() if running.share is None else running.share.step():
+                with counted(running):
                     ended = tokens[slot] < 0 or fork.commit([tokens[slot]]).finish is not None
             except BaseException:  # as above
                 ended = True
             if ended:
                 del self._forks[slot]
+
+
+def counted(running: Running) -> AbstractContextManager[None]:
+    """Count the block as a step of the request's grammar, see GrammarShare."""
+    return nullcontext() if running.share is None else running.share.step()

@@ -103,7 +103,7 @@ class ModelDrafter(StepwiseDrafter):
             self._chain(batch, window, first, keep_probs=keep_probs, filters=filters)
 
         tokens = 2 * batch + sizes.prompt_tokens
-        capturable = self._capturable and not self._masked
+        capturable = self._capturable and self._masked is None
         self._graphs.run_with_prompts((*key, sizes), work, first, tokens=tokens, capturable=capturable)
         return draft_probs
 

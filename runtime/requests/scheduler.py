@@ -2,7 +2,8 @@
 
 import threading
 import time
-from itertools import chain, islice
+from collections.abc import Sequence
+from itertools import chain, islice, takewhile
 from typing import NamedTuple
 
 from tandemrt.engines.errors import Closed, InternalError, QueueFull, named
@@ -33,6 +34,7 @@ class Scheduler:
         self._taken: dict[int, Request] = {}  # the requests in slots
         self._preempted: list[Waiting] = []  # gave their slots back, and are next; the oldest first
         self._waiting: list[Waiting] = []
+        self._line: list[Sequence[Waiting]] = []  # who wants to be let into the queue, first come, first served
         self._called: list[Waiting] = []  # of those that wait, who is joining a slot right now
         self._displaced: list[Dropped] = []  # had to leave a full queue, and do not know it yet
         self.checks = Checks(self.wake)  # who left a slot and has not ended
@@ -44,7 +46,8 @@ class Scheduler:
 
     def submit(self, *waiting: Waiting, block: bool) -> None:
         """Queue requests for one prompt, all of them or none. With too little room in the queue: wait for it if
-        ``block``, else raise QueueFull.
+        ``block``, behind those who did so before, else raise QueueFull. So those who ask for little do not keep one who
+        asks for much waiting for ever.
 
         Instead of raising, for each that is too many the newest request of the client with the most waiting leaves,
         with QueueFull as its failure, if that client has more waiting than the one of the new requests then has.
@@ -57,19 +60,23 @@ class Scheduler:
         """
         request = waiting[0].request
         with self._changed:
-            while self._closed or self._too_many(len(waiting)):
-                if self._death is not None:
-                    raise InternalError(f"the loop has ended ({named(self._death)}); open the bundle again")
-                if self._closed:
-                    raise Closed("this runtime was closed; open the bundle again")
-                if request.interrupted(time.monotonic()):
-                    break  # needs no room: it leaves the queue at once, and is told why
-                if not block:
-                    self._displace(request, len(waiting))
-                    break
-                self._changed.wait(_seconds_until(request.deadline))
-            self._waiting += waiting
-            self._changed.notify_all()
+            self._line.append(waiting)
+            try:
+                while self._closed or self._too_many(waiting):
+                    if self._death is not None:
+                        raise InternalError(f"the loop has ended ({named(self._death)}); open the bundle again")
+                    if self._closed:
+                        raise Closed("this runtime was closed; open the bundle again")
+                    if request.interrupted(time.monotonic()):
+                        break  # needs no room: it leaves the queue at once, and is told why
+                    if not block:
+                        self._displace(waiting)
+                        break
+                    self._changed.wait(_seconds_until(request.deadline))
+                self._waiting += waiting
+            finally:
+                self._line.remove(waiting)
+                self._changed.notify_all()
         for each in waiting:
             each.enforcement.add_done_callback(lambda _: self.wake())
 
@@ -83,14 +90,17 @@ class Scheduler:
 
         Those that were preempted come first: they had their turn. If there is no room for one, it and all behind it
         wait: who needs much would else wait for ever behind those who need little. One that cannot join at all leaves
-        the queue, so that it is not tried for ever.
+        the queue, so that it is not tried for ever. A slot stays free for one whose turn it is, while what leads it
+        puts their prompt into the caches: those behind it might else keep the slots for as long as their texts take.
         """
         joined: list[Running] = []
         failed, no_room = None, False
         with self._changed:
-            ready = [waiting for waiting in self._waiting if waiting.ready]
             begun = [*self._taken.values(), *(waiting.request for waiting in self._preempted)]
-            self._called = list(islice(chain(self._preempted, self._turns.order(ready, begun)), slots.free))
+            leading = {*begun, *(waiting.request for waiting in self._waiting if waiting.ready)}
+            due = [each for each in self._waiting if each.ready or (each.enforced and each.leader in leading)]
+            turns = islice(chain(self._preempted, self._turns.order(due, begun)), slots.free)
+            self._called = [waiting for waiting in turns if not waiting.follows]
         for waiting in self._called:
             try:
                 running = slots.join(waiting)  # takes it out of the queue, see join
@@ -203,13 +213,15 @@ class Scheduler:
     def _joining(self) -> int:
         return 0 if self._no_room or self._preempted else self._slots - len(self._taken)
 
-    def _too_many(self, count: int) -> int:
-        """How many of ``count`` more requests the queue has no room for."""
-        return max(0, len(self._waiting) - self._joining() + count - self.queue_limit)
+    def _too_many(self, newcomers: Sequence[Waiting], *, alone: bool = False) -> int:
+        """How many of ``newcomers``, who stand in the line, the queue has no room for: behind those in front of them,
+        or if these did not come in (``alone``)."""
+        ahead = 0 if alone else sum(map(len, takewhile(lambda each: each is not newcomers, self._line)))
+        return max(0, len(self._waiting) - self._joining() + ahead + len(newcomers) - self.queue_limit)
 
-    def _displace(self, newcomer: Request, count: int) -> None:
-        """Make room in a full queue for ``count`` requests like ``newcomer``. Raises QueueFull if they have to leave,
-        and nobody has left then."""
+    def _displace(self, newcomers: Sequence[Waiting]) -> None:
+        """Make room in a full queue. Raises QueueFull if the ``newcomers`` have to leave, and nobody has left then."""
+        newcomer, count = newcomers[0].request, len(newcomers)
         full = QueueFull(
             f"queue_limit: at most {self.queue_limit} requests may wait and as many do"
             + (f", or would with {count} more" if count > 1 else "")
@@ -217,7 +229,7 @@ class Scheduler:
         )
         left = [waiting for waiting in self._waiting if waiting not in self._called]
         displaced: list[Waiting] = []
-        for _ in range(self._too_many(count)):
+        for _ in range(max(self._too_many(newcomers, alone=True), min(count, self._too_many(newcomers)))):
             found = to_displace(left, newcomer, count)
             if found is None:
                 raise full

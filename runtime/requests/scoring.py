@@ -6,6 +6,7 @@ the caches hold, because what lies there has no logits.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -86,8 +87,9 @@ class PromptScores:
             for request in self.requests:
                 request.cancel()
         held, self._held = self._held, []
-        for each in held:
-            self.listen(each)
+        with ExitStack() as everybody:  # who is added last hears first; each does, whatever the others raise
+            for each in reversed(held):
+                everybody.callback(self.listen, each)
 
     def _end(self, item: StreamOutput, output: RequestOutput, logprobs: list[TokenLogprobs]) -> None:
         output = replace(output, prompt_logprobs=logprobs)

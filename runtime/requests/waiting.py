@@ -54,8 +54,17 @@ class Waiting:
     @property
     def ready(self) -> bool:
         """Whether nothing but a slot is missing."""
-        led = self.leader is not None and not (self.leader.prompt_known or self.leader.finished)
-        return not led and self.enforcement.done() and self.enforcement.exception() is None
+        return self.enforced and not self.follows
+
+    @property
+    def enforced(self) -> bool:
+        """Whether ``enforcement`` has been made."""
+        return self.enforcement.done() and self.enforcement.exception() is None
+
+    @property
+    def follows(self) -> bool:
+        """Whether the leader has not put the prompt into the caches yet."""
+        return self.leader is not None and not (self.leader.prompt_known or self.leader.finished)
 
     def dropped(self, now: float) -> "Dropped | None":
         """Why the request must leave the queue at ``now``, None if it may stay."""

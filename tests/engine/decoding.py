@@ -19,9 +19,10 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.launch import Context
 from tandemrt.runtime.backends.base import Engine
+from tandemrt.runtime.backends.constants import read_constants
 from tandemrt.runtime.backends.executor import Executor
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tandemrt.runtime.backends.pieces import open_piece, read_constants
+from tandemrt.runtime.backends.pieces import open_piece
 from tandemrt.runtime.caches.kv_cache import no_prompts, windows
 from tools.families.cases import FAMILIES
 
@@ -130,8 +131,7 @@ def open_steps(
         for step in decoder.steps
         if isinstance(step, Piece)
     }
-    constants = read_constants(folder / decoder.constants.file) if decoder.constants else {}
-    on_device = {name: tensor.to(device) for name, tensor in constants.items()}
+    on_device = read_constants(folder / decoder.constants.file, device) if decoder.constants else {}
     largest = [{"batch": 1, "rows": tokens, "tokens": tokens}]
     return Executor(decoder, contract, opened, on_device, Context(device, kernels, threads=1), largest)
 

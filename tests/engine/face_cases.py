@@ -137,6 +137,29 @@ def _gates(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({"gate_up": values.astype(kind)})
 
 
+def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Few rows and many, one expert that most of them choose, equal logits, and a row of nonsense."""
+    rng = np.random.default_rng(8)
+    for rows, hidden, width, count, chosen, normalized in (
+        ((1,), 48, 24, 6, 3, 1),
+        ((2, 3), 80, 40, 4, 2, 0),
+        ((70,), 64, 16, 40, 4, 1),
+        ((520,), 32, 8, 5, 2, 0),
+        ((2, 0), 32, 8, 5, 2, 1),
+    ):
+        logits = rng.normal(size=(*rows, count)) * 2
+        logits[..., 1] += 3
+        logits[0, ..., 2:] = 0
+        x = rng.normal(size=(*rows, hidden))
+        if rows == (70,):
+            x[7] = logits[9] = np.nan
+        gate_up = rng.normal(size=(count * 2 * width, hidden)) / hidden**0.5
+        down = rng.normal(size=(count * hidden, width)) / width**0.5
+        tensors = {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down}
+        given = {name: each.astype(kind) for name, each in tensors.items()}
+        yield Case(given, {"per_token": chosen, "normalized": normalized})
+
+
 def _unrounded(kind: np.dtype[Any]) -> Iterator[Case]:
     rng = np.random.default_rng(4)
     for shape in ((1, 1, 80), (3, 5, 64), (2, 20480)):
@@ -149,9 +172,9 @@ def _unrounded(kind: np.dtype[Any]) -> Iterator[Case]:
 
 
 def _products(kind: np.dtype[Any]) -> Iterator[Case]:
-    """Numbers of rows on either side of what the kernels take, and inputs that are no multiple of a warp's."""
+    """Numbers of rows on either side of what kernels take, and inputs beyond what they ask for at first."""
     rng = np.random.default_rng(5)
-    for rows, inner, width in (((1,), 80, 16), ((2, 4), 1104, 48), ((9,), 64, 32), ((40,), 640, 16)):
+    for rows, inner, width in (((1,), 80, 16), ((2, 4), 1104, 48), ((9,), 64, 32), ((16,), 4624, 16), ((17,), 640, 16)):
         quantized, scales = quantize_tokens(rng.normal(size=(*rows, inner)))
         weight, weight_scales = quantize_tokens(rng.normal(size=(width, inner)) / inner**0.5)
         scaled = {"scales": scales, "weight": weight.view(np.uint8), "weight_scales": weight_scales[:, 0]}
@@ -179,8 +202,9 @@ def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:
 
 
 def _quantized_gates(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Tokens that some blocks share and tokens of a block each, wider than what those keep."""
     rng = np.random.default_rng(6)
-    for shape in ((1, 1, 80), (3, 5, 64), (2, 33_024), (129, 8_192)):
+    for shape in ((1, 1, 80), (3, 5, 64), (1, 65_600), (64, 32_800), (256, 1_200)):
         scales = {"product_scales": _scales(rng, *shape[:-1], 1), "weight_scales": _scales(rng, shape[-1])}
         inputs = {"gate_up": (rng.normal(size=shape) * 500).astype(kind), **scales}
         yield Case(inputs, kind=str(kind))
@@ -215,6 +239,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "window_attention": _attention,
     "float8_window_attention": _attention_in_float8,
     "swiglu": _gates,
+    "experts": _mixtures,
     "quantize_tokens": _unrounded,
     "scaled_product": _products,
     "int4_product": _by_int4,

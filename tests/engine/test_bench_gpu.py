@@ -54,6 +54,15 @@ def test_every_line_is_measured_with_and_without_speculation(bench):
     assert out.count("\n| 3 |") == 2
 
 
+def test_a_model_with_experts_is_made_and_its_drafts_are_accepted_by_rule(bench, tmp_path):
+    given = ["--family", "qwen3_moe", "--layers", "2", "--models", str(tmp_path / "experts")]
+    code, out, figures = bench(*given, "--batches", "2", "--constrained", "0", "--tokens", "24", "--length", "128")
+    assert code == 0, out
+    plain, speculated = (figures["batch 2"][name] for name in ("plain", "speculated"))
+    assert speculated["acceptance_length"] == pytest.approx(3, abs=0.3)
+    assert plain["target_floor_ms"] < speculated["target_floor_ms"], "ten tokens choose more experts than two"
+
+
 def test_budget_and_grammar_take_hold_while_they_are_measured(bench):
     _, _, figures = bench("--tokens", "24", "--length", "256")
     (run,) = figures["constrained"]["constrained"]

@@ -65,6 +65,7 @@ def test_the_steps_one_after_the_other_are_the_whole(tmp_path: Path, case: str, 
         torch.testing.assert_close(steps.caches[name], tensor, atol=near, rtol=0, msg=name)
 
 
+EXPERTS = ["mixtral", "qwen3_moe with a dense layer"]
 # Packed calls of four texts: those that have windows, of how many tokens, and which have runs, of how many.
 PACKED = [
     ([0], 0, {0: 70, 2: 0, 1: 33}),
@@ -76,7 +77,7 @@ PACKED = [
 
 
 @pytest.mark.parametrize("in_steps", [False, True])
-@pytest.mark.parametrize("case", ["qwen2", "qwen3 tied with yarn", *SLIDING])
+@pytest.mark.parametrize("case", ["qwen2", "qwen3 tied with yarn", *SLIDING, *EXPERTS])
 def test_windows_and_ragged_runs_of_one_call_equal_transformers(tmp_path: Path, case: str, in_steps: bool) -> None:
     model = make_checkpoint(case, tmp_path)
     open_engine = partial(open_steps, folder=tmp_path) if in_steps else None

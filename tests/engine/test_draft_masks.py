@@ -1,6 +1,7 @@
 """Drafts that are masked by grammars: none is refused by one, and no text changes."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.errors import BadRequest
+from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.requests.share import GrammarShare
 from tests.engine.test_invisible import REQUESTS, told
 from tests.plain.constraints import TOO_COMPLEX_BEHIND_A_BRACE
 
@@ -55,6 +58,38 @@ def test_a_draft_behind_which_its_grammar_is_too_complex_ends_no_request(llm: LL
         assert run(llm, seeds, masked=masked)[0] == plain
     for text in run(llm, seeds, masked=True, rule="rejection")[0]:
         assert (text[2] == "{") == (text[3] == "error")
+
+
+def test_only_texts_that_drafts_are_verified_for_are_followed_and_only_while_they_are_drawn(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What that takes of the processor, making the fork included, is the request's."""
+    forked: list[int] = []
+    steps: list[GrammarShare] = []
+    fork, step = Constraint.fork, GrammarShare.step
+
+    def counted_fork(self: Constraint) -> Constraint:
+        forked.append(len(steps))
+        return fork(self)
+
+    @contextmanager
+    def counted_step(self: GrammarShare) -> Iterator[None]:
+        steps.append(self)
+        with step(self):
+            yield
+        steps.append(self)
+
+    monkeypatch.setattr(Constraint, "fork", counted_fork)
+    monkeypatch.setattr(GrammarShare, "step", counted_step)
+    run(llm, REQUESTS[7:9], masked=True, window=0)
+    assert forked == []
+    drafted, plain = REQUESTS[8], (REQUESTS[9][0], REQUESTS[9][1] | {"window": 0})
+    run(llm, [drafted, plain], masked=True)
+    assert forked
+    assert all(at % 2 == 1 for at in forked)  # inside of a step
+    assert {id(steps[at]) for at in forked} == {id(steps[forked[0]])}  # of one request
+    drafter: Any = llm.loop.drafter
+    assert drafter._masks._forks == {}
 
 
 def test_what_draws_nothing_cannot_be_masked(ngram_bundle: Path) -> None:

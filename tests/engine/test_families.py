@@ -23,7 +23,7 @@ from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import named
-from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
+from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint
 from tests.makers import VOCAB as WIDE
 from tests.makers import tiny_tokenizer, write_recipe
 from tools.families.cases import FAMILIES, LENGTH, WINDOW
@@ -107,6 +107,34 @@ def test_experts_in_float16_are_refused(tmp_path: Path) -> None:
         open_models(Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype=dtype)))
     with pytest.raises(BadRecipe, match=r"target\.dtype should be float32, int8 or int4 .* experts; got 'float16'"):
         open_models(Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="float16")))
+
+
+@pytest.mark.parametrize(
+    ("cache", "sizes", "message"),
+    [
+        ("linear", {}, "mixtral has experts, which run with onnxruntime-cuda over a paged cache, or on a CPU"),
+        ("paged", {"intermediate_size": 36}, "has 2 of 4 experts of 36 values for 48; .*in multiples of 8 values"),
+        ("paged", {"hidden_size": 56, "head_dim": 32}, "multiples of 16: choose onnxruntime-cpu"),
+        ("paged", {}, "needs a head size of .*got 16 in target.checkpoint; choose backend 'onnxruntime-cpu'"),
+    ],
+)
+def test_experts_that_a_gpu_does_not_run_are_refused(
+    tmp_path: Path, cache: str, sizes: dict[str, int], message: str
+) -> None:
+    make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5, **sizes})
+    backend = f'name = "onnxruntime-cuda"\ncache = "{cache}"'
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="bfloat16", backend=backend))
+    with pytest.raises((BadCheckpoint, BadRecipe), match=message):
+        open_models(recipe)
+
+
+def test_experts_that_come_quantized_are_refused_on_a_gpu(tmp_path: Path) -> None:
+    make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5, "head_dim": 32})
+    edit_config(tmp_path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    backend = 'name = "onnxruntime-cuda"'
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="bfloat16", backend=backend))
+    with pytest.raises(BadRecipe, match=r"has experts, whose products on a GPU take weights that are not; choose"):
+        open_models(recipe)
 
 
 def test_an_expert_that_no_token_chose_is_not_run(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, PreTrainedModel
 
+from tandemrt import LLM
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.capacity import fitting
 from tandemrt.export.model.graphs import open_models
+from tandemrt.runtime.check.run import check_engines
 from tests.engine import narrow
 from tests.engine.decoding import Decoder, edit_config, make_checkpoint, open_steps
 from tests.engine.test_invisible import REQUESTS, outputs, told
@@ -208,3 +210,12 @@ def test_what_no_cache_holds_is_refused(tmp_path: Path, backend: str, kv_dtype: 
     recipe = write_recipe(tmp_path / "r.toml", target=target, backend=backend)
     with pytest.raises(BadRecipe, match=message):
         open_models(Recipe.load(recipe, kv_dtype=kv_dtype))
+
+
+def test_a_check_says_what_rounding_keys_and_values_costs(bundle: Bundle) -> None:
+    with LLM(bundle.folder, device="cpu", threads=1) as llm:
+        findings = check_engines(bundle, llm.loop.tandem.engines, threads=1)
+        logits, cache = next(findings), next(findings)
+    assert (logits.check, logits.verdict) == ("logits of target", "pass")
+    assert (cache.check, cache.verdict) == ("keys and values of target in float8", "measured")
+    assert 0.002 < cache.numbers["root_mean_square_relative"] < 0.1

@@ -15,11 +15,23 @@ LAST = COMPUTE_CAPABILITIES[-1]
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
+    "experts": {
+        "route_few": "1 u64, 4 u32, 6 u64",
+        "choose": "1 u64, 4 u32, 2 u64",
+        "place": "1 u64, 2 u32, 5 u64",
+        "gate_up": "5 u64, 3 u32, 1 u64",
+        "down": "6 u64, 2 u32, 1 u64",
+        "sum": "1 u64, 2 u32, 1 u64",
+        "gather": "2 u64, 2 u32, 1 u64",
+        "sum_places": "3 u64, 2 u32, 1 u64",
+    },
     "float8": {
         "quantize_tokens": "2 u64, 1 u32, 2 u64",
-        "quantized_swiglu": "4 u64, 2 u32, 2 u64",
-        "quantized_swiglu_4": "4 u64, 2 u32, 2 u64",
-        "few_rows": "4 u64, 3 u32, 1 u64",
+        "quantized_swiglu_1": "4 u64, 1 u32, 2 u64",
+        "quantized_swiglu_2": "4 u64, 1 u32, 2 u64",
+        "quantized_swiglu_4": "4 u64, 1 u32, 2 u64",
+        "few_rows_8": "4 u64, 3 u32, 1 u64",
+        "few_rows_16": "4 u64, 3 u32, 1 u64",
         "quantized_norm": "6 u64, 1 u32, 1 f32, 3 u64",
         "scale_product": "2 u64, 1 u32, 1 u64",
     },
@@ -35,9 +47,10 @@ ENTRIES = {
         "draft_law": "10 u64, 1 u32, 1 u64",
     },
 }
-APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 2 f32, 2 u64", "9 u64, 8 u32, 2 f32, 6 u64", "9 u64, 6 u32, 2 f32, 3 u64"
-PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 2 f32, 4 u64", "11 u64, 6 u32, 2 f32, 3 u64"
-ATTEND_RUNS = "11 u64, 8 u32, 2 f32, 6 u64"
+ATTENTION = ("attention", "attention_float8")
+APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
+PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 4 f32, 4 u64", "11 u64, 6 u32, 4 f32, 3 u64"
+ATTEND_RUNS = "11 u64, 8 u32, 4 f32, 6 u64"
 # Bytes: some between phases are no matter; in a loop over the logits they would be. Of int4 for one GPU alone, 12.0.
 SPILLED = {"verify": 160, "int4": 16}
 
@@ -46,7 +59,7 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) ->
     suffix = SUFFIXES[dtype]
     if kernel == "int4" and dtype == "float32":
         return {}
-    if kernel != "attention":
+    if kernel not in ATTENTION:
         return {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
     entries = {f"append_{suffix}_{size}": APPEND for size in head_dims}
     entries |= {f"prepare_{suffix}_{size}": PREPARE for size in head_dims}
@@ -65,14 +78,24 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
 
 
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them in one dtype, one GPU all.
-# Products in float8 see a GPU without it, and the newest; so do those in 4 bits.
+# Products in float8 see a GPU without it, and the newest, those in 4 bits and experts the oldest; attention over float8
+# is the same with other elements.
 COMPILED = [
     (kernel, dtype, capability, HEAD_DIMS if kernel != "attention" or capability == "9.0" else (128,))
     for kernel in compiler.kernel_names()
     for dtype in SUFFIXES
     for capability in COMPUTE_CAPABILITIES
-    if kernel not in ("attention", "float8", "int4") or dtype == "bfloat16" or capability == "9.0"
-    if kernel not in ("float8", "int4") or capability in ("8.0", "9.0", LAST)
+    if kernel not in (*ATTENTION, "float8", "int4", "experts") or dtype == "bfloat16" or capability == "9.0"
+    if kernel not in ("float8", "int4", "experts") or capability in ("8.0", "9.0", LAST)
+    if kernel != "attention_float8"
+] + [
+    ("attention_float8", dtype, capability, head_dims)
+    for dtype, capability, head_dims in (
+        ("bfloat16", "8.0", (32,)),
+        ("bfloat16", "9.0", (128,)),
+        ("float16", "9.0", (32,)),
+        ("float32", "9.0", (64,)),
+    )
 ]
 
 

@@ -1,17 +1,25 @@
 """The graphs of a layer that predicts tokens further on against its definition, in every form it is published in."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.recipe import MtpDraft
+from tandemrt.export.model.draft_heads import DraftHead
 from tandemrt.export.model.mtp import build_mtp, build_state_norm
-from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.quantize.whole import whole
+from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.mtp import MtpSpec
+from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 from tests.engine.test_eagle3_graphs import CAPACITY, STEPS, TARGET, VOCAB, Exported
 from tests.heads import Draw
@@ -20,19 +28,29 @@ from tests.mtp import FORMS, Definition, MtpLayer
 SHARED = {"embed_tokens.weight": Draw(9).matrix(VOCAB, 32) * 4, "lm_head.weight": Draw(8).matrix(VOCAB, 32)}
 
 
-def read(folder: Path, form: str, **changes: Any) -> tuple[MtpSpec, Checkpoint, MtpLayer]:
-    """A checkpoint of the layer in ``form``, what is read of it; ``changes`` of its config."""
-    layer = MtpLayer(hidden=32, target_layers=8, heads=2, kv_heads=2, form=form)
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+def read(
+    folder: Path, form: str, experts: int = 0, target: Mapping[str, Any] = MappingProxyType({}), **changes: Any
+) -> tuple[MtpSpec, Checkpoint, MtpLayer]:
+    """A checkpoint of the layer in ``form``, and what is read of it; ``changes`` of its config, ``target``: of both."""
+    layer = MtpLayer(hidden=32, target_layers=8, heads=2, kv_heads=2, form=form, experts=experts)
     weights = layer.weights()
     copies = {f"{layer.prefix}.shared_head.head.weight": torch.zeros(VOCAB, 32)} if form == "deepseek" else {}
-    save_file(weights | copies, folder / "model.safetensors")
-    config: dict[str, Any] = TARGET | {"num_nextn_predict_layers": 1, "intermediate_size": 64}
+    for further in range(1, changes.get("num_nextn_predict_layers") or 1):
+        prefix = replace(layer, target_layers=8 + further).prefix
+        copies |= {name.replace(layer.prefix, prefix): each for name, each in layer.weights(further).items()}
+    save_file(copies | weights, folder / "model.safetensors")
+    others = {"intermediate_size": 64} | (EXPERTS | {"norm_topk_prob": True} if experts else {}) | dict(target)
+    config: dict[str, Any] = TARGET | {"num_nextn_predict_layers": 1} | others
     if form == "speculators":
         config = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": config}
         del config["transformer_layer_config"]["num_nextn_predict_layers"]
     (folder / "config.json").write_text(json.dumps(config | changes))
-    target = ModelSpec.from_hf(TARGET | {"intermediate_size": 64})
-    return *MtpSpec.from_checkpoint(Checkpoint.open(folder), target), layer
+    spec, checkpoint, narrow = MtpSpec.from_checkpoint(Checkpoint.open(folder), ModelSpec.from_hf(TARGET | others))
+    assert not narrow
+    return spec, checkpoint, layer
 
 
 def renamed(folder: Path, checkpoint: Checkpoint, layer: MtpLayer) -> Checkpoint:
@@ -41,12 +59,23 @@ def renamed(folder: Path, checkpoint: Checkpoint, layer: MtpLayer) -> Checkpoint
     stored = {t.offset: name for name, t in checkpoint.tensors.items()}
     found = {stored[t.offset]: weights[n] for n, t in Checkpoint.open(folder).tensors.items() if n in weights}
     save_file(found | SHARED, folder / "model.safetensors")
-    return Checkpoint.open(folder)
+    return replace(Checkpoint.open(folder), config=checkpoint.config)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_more_tokens_than_layers_are_those_of_the_definition(tmp_path: Path, form: str) -> None:
-    spec, checkpoint, layer = read(tmp_path, form)
+@pytest.mark.parametrize(
+    ("form", "published"),
+    [
+        *((form, {}) for form in FORMS),
+        ("deepseek", {"num_nextn_predict_layers": 3}),  # the first drafts
+        ("deepseek", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}),  # not it
+        ("deepseek", {"experts": 4}),
+    ],
+    ids=str,
+)
+def test_more_tokens_than_layers_are_those_of_the_definition(
+    tmp_path: Path, form: str, published: dict[str, Any]
+) -> None:
+    spec, checkpoint, layer = read(tmp_path, form, **published)
     defined = Definition(layer, layer.weights(), *SHARED.values())
     written = renamed(tmp_path, checkpoint, layer)
     head = build_mtp(spec, written, dtype="float32", capacity=CAPACITY, attention="grouped")
@@ -71,10 +100,10 @@ def test_more_tokens_than_layers_are_those_of_the_definition(tmp_path: Path, for
 @pytest.mark.parametrize(
     ("form", "changes", "message"),
     [
-        ("deepseek", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers should be 1, it is 2"),
-        ("deepseek", {"num_nextn_predict_layers": None}, "num_nextn_predict_layers should be 1, it is None"),
+        ("deepseek", {"num_nextn_predict_layers": None}, "should say how many such layers there are, it is None"),
+        ("deepseek", {"num_nextn_predict_layers": 0}, "should say how many such layers there are, it is 0"),
         ("deepseek", {"num_hidden_layers": 7}, "num_hidden_layers should be the target's, 8, it is 7"),
-        ("deepseek", {"quantization_config": {"quant_method": "fp8"}}, "a head must come with whole weights"),
+        ("speculators", {"quantization_config": {"quant_method": "fp8"}}, "a head must come with whole weights"),
         ("speculators", {"num_nextn_predict_layers": 3}, "num_nextn_predict_layers is 3, which the exporter does not"),
         ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3', which the"),
         ("speculators", {"draft_vocab_size": 3}, "the field(s) 'draft_vocab_size'"),
@@ -84,6 +113,72 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path, form: str, chan
     with pytest.raises(BadCheckpoint) as caught:
         read(tmp_path, form, **changes)
     assert message in str(caught.value)
+
+
+def test_of_several_layers_the_first_drafts_and_a_build_says_so(tmp_path: Path) -> None:
+    spec, checkpoint, layer = read(tmp_path, "deepseek", num_nextn_predict_layers=3)
+    assert spec.published == 3
+    assert len(checkpoint.tensors) == len(layer.weights())
+    [note] = DraftHead("draft", checkpoint, checkpoint, spec, "float32", {}).notes()
+    assert note == "draft: of 3 layers that predict further on, the first drafts"
+
+
+def test_a_layer_behind_layers_that_slide_serves_texts_within_their_window(tmp_path: Path) -> None:
+    """Whether it slides itself is not known; there it is the same."""
+    slides = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 4}
+    spec, _, _ = read(tmp_path, "deepseek", target=slides)
+    assert (spec.reach, spec.layer.sliding_window) == (20, None)
+    assert read(tmp_path, "deepseek")[0].reach is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_of_a_layer_that_come_quantized_become_the_numbers_that_they_stand_for(
+    tmp_path: Path, dtype: str
+) -> None:
+    """In float8 with a scale for each block, as DeepSeek publishes it: norms and the first product are whole."""
+    layer = MtpLayer(hidden=32, target_layers=8, heads=2, kv_heads=2)
+    weights = layer.weights()
+    narrow = [name for name in weights if name.endswith("_proj.weight") and "eh_proj" not in name]
+    stored, restored = dict(weights), dict(weights)
+    for name in narrow:
+        scale = weights[name].abs().max() / 448
+        stored[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
+        restored[name] = stored[name].float() * scale
+    table = {"model.embed_tokens.weight": SHARED["embed_tokens.weight"], "lm_head.weight": SHARED["lm_head.weight"]}
+    save_file(stored | table, tmp_path / "model.safetensors")
+    quantized = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    config = TARGET | {"intermediate_size": 64, "num_nextn_predict_layers": 1, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config | quantized))
+    source, spec = Checkpoint.open(tmp_path), ModelSpec.from_hf(config)
+    section = MtpDraft(kind="mtp", checkpoint=tmp_path, window=3)
+    head = DraftHead.open(section, source, spec, dtype=dtype, length=32)
+    assert head.notes() == [f"draft: {len(narrow)} quantized weights became {dtype}"]
+    written = head.with_borrowed(tmp_path).checkpoint
+    found = load_file(tmp_path / "borrowed.safetensors")
+    for name in narrow:
+        expected = restored[name].to(getattr(torch, dtype))
+        torch.testing.assert_close(found[name.replace(layer.prefix, "layers.0")], expected, atol=0, rtol=0)
+    assert isinstance(head.spec, MtpSpec)
+    build_mtp(head.spec, written, dtype=dtype, capacity=CAPACITY, attention="grouped")
+
+
+def test_a_quantization_that_stands_beside_the_config_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    with pytest.raises(BadCheckpoint, match=r"should stand in config\.json where such a layer drafts"):
+        read(tmp_path, "deepseek")
+
+
+def test_weights_of_4_bits_become_numbers_too(tmp_path: Path) -> None:
+    words = torch.tensor([[0x76543210, -0x01234568]], dtype=torch.int32).repeat(1, 2)
+    tensors = {"m.weight_packed": words, "m.weight_scale": torch.tensor([[0.5]])}
+    save_file(tensors | {"m.weight_shape": torch.tensor([1, 32])}, tmp_path / "model.safetensors")
+    scheme = Scheme("int4", "compressed-tensors", (1, 32))
+    entry = whole("n", "m", read_header(tmp_path / "model.safetensors"), scheme, "float32")
+    values = np.frombuffer(b"".join(entry.data()), np.float32)
+    assert (entry.name, entry.shape) == ("n", (1, 32))
+    assert values.tolist() == [(n - 8) / 2 for n in [*range(8), *range(8, 16)] * 2]
 
 
 def test_a_tensor_of_nobody_is_refused_in_a_checkpoint_of_the_layer_alone(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
 
 from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.model.graphs import open_models
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.stored import read_blocks
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -19,6 +23,8 @@ from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import named
 from tests.engine import narrow
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint
+from tests.makers import VOCAB as WIDE
+from tests.makers import tiny_tokenizer, write_recipe
 
 SIZES = {"hidden_size": 64, "intermediate_size": 32}
 PUBLISHED: dict[str, Any] = {
@@ -34,12 +40,12 @@ EXPERTS = "model.layers.1.mlp.experts"
 TOKENS = torch.randint(0, VOCAB, (40,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def published(folder: Path, *, whole: int | None = None) -> None:
+def published(folder: Path, *, whole: int | None = None, sizes: Mapping[str, int] = MappingProxyType({})) -> None:
     """A checkpoint whose experts are any floats of 4 bits, with scales around what keeps a row's size.
 
     Those of layer ``whole`` are left as they are.
     """
-    make_checkpoint("gpt_oss", folder, sizes=SIZES)
+    make_checkpoint("gpt_oss", folder, sizes={**SIZES, **sizes})
     tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(2)
     left = [f"model.layers.{whole}.mlp.experts"]
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
@@ -55,6 +61,18 @@ def published(folder: Path, *, whole: int | None = None) -> None:
     edit_config(
         folder, quantization_config=PUBLISHED | {"modules_to_not_convert": PUBLISHED["modules_to_not_convert"] + left}
     )
+
+
+@pytest.mark.parametrize("cache", ["paged", "linear"])
+def test_on_a_gpu_it_is_refused_by_what_no_gpu_does_and_with_a_backend_that_takes_it(
+    tmp_path: Path, cache: str
+) -> None:
+    published(tiny_tokenizer(tmp_path), sizes={"head_dim": 64, "vocab_size": WIDE})
+    backend = f'name = "onnxruntime-cuda"\ncache = "{cache}"'
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="bfloat16", backend=backend))
+    message = "gpt_oss has experts and attention sinks, which run on a CPU alone.* must be onnxruntime-cpu$"
+    with pytest.raises(BadCheckpoint, match=message):
+        open_models(recipe)
 
 
 def read_by_transformers(folder: Path) -> PreTrainedModel:

@@ -15,6 +15,7 @@ from tandemrt.engines.errors import BadRequest
 from tandemrt.runtime.requests.outputs import Delta
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.scoring import PromptScores
+from tests.waiting import eventually
 
 PROMPT = [(7 * i) % 256 for i in range(37)]
 
@@ -79,6 +80,21 @@ def test_all_outputs_and_both_ends_of_a_stream_have_them(llm: LLM) -> None:
     llm.submit(PROMPT, asked(), heard.append)
     assert llm.generate("later", SamplingParams(max_tokens=60, ignore_eos=True)).prompt_logprobs is None
     assert [item.output.prompt_logprobs for item in heard if item.output] == [first.prompt_logprobs]
+
+
+@pytest.mark.parametrize("failure", [ValueError, SystemExit])
+def test_a_listener_that_fails_at_one_output_hears_of_all_others(llm: LLM, failure: type[BaseException]) -> None:
+    """Their ends have waited for the prompt's logprobs, and come together."""
+    heard: list[int] = []
+
+    def listen(item: StreamOutput) -> None:
+        if item.output is not None:
+            heard.append(item.index)
+            raise failure
+
+    llm.submit(PROMPT, asked(n=3, max_tokens=1, window=1), listen)  # so the pass takes many rounds
+    assert eventually(lambda: len(heard) == 3)
+    assert llm.generate("later", SamplingParams(max_tokens=1)).finish_reason == "length"
 
 
 def test_the_pass_is_cancelled_with_its_request_and_takes_a_place_in_the_queue(llm: LLM) -> None:

@@ -152,6 +152,16 @@ def test_gpus_without_float8_alone_are_refused_before_anything_is_built(tmp_path
             open_models(recipe)
 
 
+def test_static_scales_of_inputs_beside_scales_per_token_are_refused_by_name(tmp_path: Path) -> None:
+    target, config = tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32), FLOAT8[SCALES[0]].config
+    by_token, static = (FLOAT8[case].config["config_groups"]["group_0"] for case in SCALES[:2])
+    groups = {"group_0": by_token | {"targets": ["re:.*down_proj"]}, "group_1": static | {"targets": ["Linear"]}}
+    narrow.rewrite(target, {**config, "config_groups": groups}, FLOAT8[SCALES[0]].store)
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=PAGED))
+    with pytest.raises(BadRecipe, match=r"has static scales of inputs beside scales per token, for which "):
+        open_models(recipe)
+
+
 def test_scales_of_blocks_become_one_per_output_and_the_build_says_what_that_changed(tmp_path: Path) -> None:
     target, case = tiny_checkpoint(tmp_path / "t", layers=1, hidden=256, head_dim=32), FLOAT8["fp8, block"]
     meant = narrow.rewrite(target, case.config, case.store)

@@ -11,7 +11,7 @@ from tandemrt import LLM
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tests.engine.draft_kinds import KINDS, SIZES, Target
-from tests.gpu.rounds import MIXED, drive, first_difference, paged, told
+from tests.gpu.rounds import MIXED, SCHEMA, drive, first_difference, paged, told
 from tests.makers import tiny_checkpoint, write_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -57,4 +57,25 @@ def test_drafts_are_graphs_and_change_no_text(made: tuple[Path, dict[str, Any]])
         assert sum(metrics.accepted) > 10
         assert told(again) == told(found)
         assert told(eagerly) == told(found)
+        assert sum(at is None for at in parted) >= len(requests) // 2
+
+
+def test_masked_drafts_change_no_text(made: tuple[Path, dict[str, Any]]) -> None:
+    """Each is waited for, so drafting runs eagerly; the rest of the round is graphs."""
+    bundle, _ = made
+    grammar = {"structured_outputs": {"json": SCHEMA}, "max_tokens": 40}
+    requests = [("json " * (i + 1), {"seed": i, "temperature": 1.0, **grammar}) for i in range(6)]
+    with ExitStack() as stack:
+        plain, masked = (
+            stack.enter_context(LLM(bundle, **options, forced_drafts=False))
+            for options in ({"window": 0}, {"draft_masks": True})
+        )
+        expected, found = drive(plain, requests), drive(masked, requests)
+        metrics = masked.metrics
+        print(f"eager {metrics.eager_runs}, accepted {metrics.accepted}, cut {metrics.cut_drafts}")
+        parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(expected, found, strict=True)]
+        print(f"first differences from plain decoding {parted}")
+        assert metrics.eager_runs["masks"] > 0
+        assert sum(metrics.accepted) > 10
+        assert told(drive(masked, requests)) == told(found)
         assert sum(at is None for at in parted) >= len(requests) // 2

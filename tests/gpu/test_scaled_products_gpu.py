@@ -80,6 +80,61 @@ def test_windows_are_compared_with_plain_decoding(bundle: Path) -> None:
     assert all(at is None or at > 0 for at in parted)
 
 
+def test_what_a_row_gives_depends_on_no_other(kernels: Path) -> None:
+    """Up to 16 rows by kernels of ours, so a window there gives what its tokens give alone, bit for bit."""
+    context, (width, inner) = Context(torch.device("cuda", 0), kernels), (1040, 4112)
+    weight, rows = (_float8(torch.randn(n, inner, device="cuda")) for n in (width, 16))
+    alone = []
+    for count in range(1, 17):
+        product = torch.empty(count, width, dtype=torch.bfloat16, device="cuda")
+        tensors = {"quantized": rows[:count], "weight": weight.view(torch.uint8), "product": product}
+        launcher("float8_product", context)(tensors, {}, context).run()
+        alone.append(product)
+    assert all(torch.equal(each, alone[-1][: len(each)]) for each in alone)
+
+
+@pytest.mark.parametrize("operator", ["scaled_product", "quantized_swiglu", "quantized_norm", "quantize_tokens"])
+def test_a_call_takes_any_number_of_tokens(kernels: Path, operator: str) -> None:
+    """A grid has 65,535 blocks at most along all axes but the first."""
+    context, count, width = Context(torch.device("cuda", 0), kernels), 70_000, 16
+
+    def tokens(size: int) -> torch.Tensor:
+        return torch.randn(1, size, dtype=torch.bfloat16, device="cuda").repeat(count, 1)
+
+    scales, each = torch.rand(1, 1, device="cuda").repeat(count, 1), torch.rand(2 * width, device="cuda")
+    made = torch.empty(count, width, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
+    rounded = {"quantized": made, "scales": torch.empty_like(scales)}
+    tensors = {
+        "scaled_product": {
+            "quantized": _float8(tokens(width)),
+            "scales": scales,
+            "weight": _float8(torch.randn(width, width, device="cuda")).view(torch.uint8),
+            "weight_scales": each[:width],
+            "product": tokens(width),
+        },
+        "quantized_swiglu": {"gate_up": tokens(2 * width), "product_scales": scales, "weight_scales": each, **rounded},
+        "quantized_norm": {
+            "skip": tokens(width),
+            "product": tokens(width),
+            "product_scales": scales,
+            "weight_scales": each[:width],
+            "norm_weight": tokens(width)[0],
+            "sum": tokens(width),
+            **rounded,
+        },
+        "quantize_tokens": {"x": tokens(width), **rounded},
+    }[operator]
+    attributes = {"epsilon": 1e-5} if operator == "quantized_norm" else {}
+    launcher(operator, context)(tensors, attributes, context).run()
+    found = tensors["product" if operator == "scaled_product" else "quantized"].float()
+    assert found[0].abs().sum() > 0
+    assert torch.equal(found, found[:1].expand_as(found))
+
+
+def _float8(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float8_e4m3fn)
+
+
 def test_a_gpu_without_float8_is_refused(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(torch.device("cuda", 0), kernels)
     launcher("scaled_product", context)

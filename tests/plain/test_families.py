@@ -300,6 +300,9 @@ def test_fields_that_are_left_out_are_what_transformers_takes_for_them(architect
         ("Qwen3-30B-A3B", {"shared_expert_intermediate_size": 512}, "shared_expert_intermediate_size is 512"),
         ("gpt-oss-20b", {"experts_per_token": 8}, "experts_per_token is 8.*supported: 4"),
         ("gpt-oss-20b", {"swiglu_limit": "7"}, "swiglu_limit should be a number"),
+        ("gpt-oss-20b", {"swiglu_limit": None}, "swiglu_limit should be a number above 0, or absent, it is None"),
+        ("gpt-oss-20b", {"swiglu_alpha": None}, "swiglu_alpha should be a number above 0, or absent, it is None"),
+        ("gemma-3-1b-it", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar should be a number .* or absent"),
         ("ERNIE-4.5-0.3B", {"attention_bias": True}, r"does not know the field\(s\) 'attention_bias'"),
     ],
 )

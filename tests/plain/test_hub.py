@@ -14,9 +14,10 @@ from urllib.parse import unquote, urlsplit
 import huggingface_hub.constants as hub
 import pytest
 
-from tandemrt.engines.errors import BadRecipe
+from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Recipe, locate
 from tandemrt.export.build import build
+from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.hub import with_checkpoints
 from tests.makers import tiny_checkpoint
 
@@ -24,27 +25,34 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """A repository ``someone/tiny`` and a gated ``someone/gated``."""
+    """A repository ``someone/tiny``, one without a tokenizer, one of pickles, and a gated ``someone/gated``."""
 
     def __init__(self, folder: Path) -> None:
         self.asked: list[str] = []
-        files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"README.md": b"not wanted"}
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        files |= dict.fromkeys(("README.md", "original/params.json", "onnx/model.safetensors"), b"not wanted")
+        files |= {"additional_chat_templates/rag.jinja": b"{{ documents }}"}
+        head = {name: files[name] for name in ("config.json", "model.safetensors")}
+        pickled = {"config.json": b"{}", "pytorch_model.bin": b"a pickle"}
+        repositories = {"someone/tiny": files, "someone/head": head, "someone/pickled": pickled}
         asked = self.asked
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = unquote(urlsplit(self.path).path)
                 asked.append(path)
-                if "someone/tiny" not in path:
+                name = next((name for name in repositories if name in path), None)
+                if name is None:
                     self.answer(
                         403 if "gated" in path else 404, error="GatedRepo" if "gated" in path else "RepoNotFound"
                     )
                 elif "/tree/" in path:
-                    self.answer(200, json.dumps([entry(name, data) for name, data in files.items()]).encode())
+                    held = repositories[name].items()
+                    self.answer(200, json.dumps([entry(file, data) for file, data in held]).encode())
                 elif path.startswith("/api/"):
-                    self.answer(200, json.dumps({"id": "someone/tiny", "sha": COMMIT, "siblings": []}).encode())
+                    self.answer(200, json.dumps({"id": name, "sha": COMMIT, "siblings": []}).encode())
                 else:
-                    self.answer(200, files[path.rsplit("/", 1)[1]])
+                    self.answer(200, repositories[name][path.split(f"/resolve/{COMMIT}/")[1]])
 
             do_HEAD = do_GET  # noqa: N815
 
@@ -89,10 +97,11 @@ def cache(tmp_path: Path, repository: Hub, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path / "cache"
 
 
-def recipe(folder: Path, checkpoint: str) -> Recipe:
+def recipe(folder: Path, checkpoint: str, draft: str = 'kind = "none"') -> Recipe:
     folder.mkdir(exist_ok=True)
     file = folder / "r.toml"
-    file.write_text(f'name = "r"\n[target]\ncheckpoint = "{checkpoint}"\n[limits]\nlength = 64\nbatch = 1\n')
+    limits = f"[limits]\nlength = 64\nbatch = 1\n[draft]\n{draft}\n"
+    file.write_text(f'name = "r"\n[target]\ncheckpoint = "{checkpoint}"\n{limits}')
     return Recipe.load(file)
 
 
@@ -108,7 +117,8 @@ def test_a_name_of_the_hub_is_fetched_built_and_found_again_without_a_network(
     assert told[-1][1] <= told[-1][2]
     names = {path.name for path in found.target.checkpoint.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
-    assert "README.md" not in names
+    assert not {"README.md", "original", "onnx"} & names
+    assert (found.target.checkpoint / "additional_chat_templates" / "rag.jinja").is_file()
 
     monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
     begun.clear()
@@ -126,6 +136,37 @@ def test_what_others_left_in_the_cache_is_fetched_whole(tmp_path: Path, cache: P
     (kept / "snapshots" / COMMIT / "config.json").write_text("{}")
     found = with_checkpoints(recipe(tmp_path, "someone/tiny")).target.checkpoint
     assert (found / "model.safetensors").is_file()
+
+
+def test_a_head_has_no_tokenizer_and_is_whole_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = recipe(tmp_path, "someone/tiny", 'kind = "eagle3"\ncheckpoint = "someone/head"\nwindow = 2')
+    found = with_checkpoints(asked)
+    monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    assert with_checkpoints(asked).checkpoints() == found.checkpoints()
+    model = recipe(tmp_path, "someone/tiny", 'kind = "model"\ncheckpoint = "someone/head"\nwindow = 2')
+    with pytest.raises(BadRecipe, match=r"draft\.checkpoint: .* is not whole in the hub's cache"):
+        with_checkpoints(model)
+
+
+def test_a_repository_of_pickles_is_refused_by_what_it_holds(tmp_path: Path) -> None:
+    with pytest.raises(BadRecipe, match=r"'someone/pickled' holds weights as PyTorch pickles \(pytorch_model\.bin\)"):
+        with_checkpoints(recipe(tmp_path, "someone/pickled"))
+
+
+@pytest.mark.parametrize("revision", ["main", "refs/pr/7", "v1.0", COMMIT])
+def test_a_revision_may_be_a_branch_a_tag_a_commit_or_a_pull_request(
+    tmp_path: Path, cache: Path, revision: str
+) -> None:
+    found = with_checkpoints(recipe(tmp_path, f"someone/tiny@{revision}")).target.checkpoint
+    assert found == cache / "models--someone--tiny" / "snapshots" / COMMIT
+    assert revision == COMMIT or (cache / "models--someone--tiny" / "refs" / revision).read_text() == COMMIT
+
+
+def test_the_folder_of_the_cache_itself_is_refused_with_what_to_name(tmp_path: Path, cache: Path) -> None:
+    with_checkpoints(recipe(tmp_path, "someone/tiny"))
+    with pytest.raises(BadCheckpoint, match=r"as the Hugging Face hub's cache keeps it; name it as the hub does"):
+        Checkpoint.open(cache / "models--someone--tiny")
 
 
 def test_a_folder_that_is_there_is_taken_and_nobody_is_asked(tmp_path: Path, repository: Hub) -> None:

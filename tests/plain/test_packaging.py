@@ -21,6 +21,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
     ],
 )
 def test_a_folder_says_what_it_holds_instead(tmp_path, files, message):
+    """D8."""
     for file in files:
         (tmp_path / file).write_text("{}")
     with pytest.raises(BadCheckpoint, match=message):

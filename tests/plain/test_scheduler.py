@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tandemrt.engines.calls import capacity
 from tandemrt.engines.errors import BadRequest, Closed, QueueFull
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
@@ -65,22 +66,24 @@ class SchedulerModel(RuleBasedStateMachine):
         self.compiling: list[Future[Enforcement]] = []
         self.closed = False
         self.cancelled: set[Waiting] = set()
+        self.known: set[Request] = set()  # whose prompts the caches hold
         self.short = False  # of room: the last time that anybody was to join, somebody found none
         self.sent = 0
 
-    @initialize(compiling=st.lists(st.booleans(), min_size=3, max_size=SLOTS + LIMIT))
-    def begin(self, compiling: list[bool]) -> None:
-        for each in compiling:
-            self.submit(each)
+    @initialize(compiling=st.lists(st.booleans(), min_size=2, max_size=SLOTS + LIMIT - 1), led=st.booleans())
+    def begin(self, compiling: list[bool], led: bool) -> None:
+        for at, each in enumerate(compiling):
+            self.submit(each, 1 if at else 2, led)
 
-    @rule(compiling=st.booleans(), count=st.integers(1, 3))
-    def submit(self, compiling: bool, count: int = 1) -> None:
-        """All of them or none, whoever else waits."""
+    @rule(compiling=st.booleans(), count=st.integers(1, 3), led=st.booleans())
+    def submit(self, compiling: bool, count: int = 1, led: bool = False) -> None:
+        """All of them or none, whoever else waits; those behind the first may have its prompt."""
         enforcements = [Future[Enforcement]() for _ in range(count)]
         waiting = []
         for enforcement in enforcements:
             self.sent += 1  # each is longer than the one before it, so that its length tells who asks for room
-            waiting.append(make_waiting(prompt=[0] * self.sent, enforcement=enforcement if compiling else None))
+            made = make_waiting(prompt=[0] * self.sent, enforcement=enforcement if compiling else None)
+            waiting.append(replace(made, leader=waiting[0].request) if led and waiting else made)
         if self.closed:
             with pytest.raises(Closed, match="closed"):
                 self.scheduler.submit(*waiting, block=True)
@@ -123,12 +126,16 @@ class SchedulerModel(RuleBasedStateMachine):
         self.compiling = [each for each in self.compiling if not each.cancelled()]  # nobody waits for them
         assert [each.waiting.request for each in dropped] == [waiting.request for waiting in gone]
         assert [each.reason for each in dropped] == ["cancelled" if r in self.cancelled else "error" for r in gone]
+        for each in dropped:
+            each.waiting.request.end(each.reason)
 
     @precondition(lambda self: self.preempted or self.queue or self.short)
     @rule(room=st.integers(0, SLOTS))
     def admit(self, room: int) -> None:
-        can_run = self.preempted + [r for r in self.queue if r.enforcement.done() and not self.failed(r)]
-        joined = can_run[: min(room, SLOTS - len(self.running))]
+        here = {r.request for r in self.everybody if r not in self.queue or self.can_run(r)}
+        due = [r for r in self.queue if self.can_run(r) or (self.compiles(r) and r.leader in here)]
+        can_run = [r for r in (self.preempted + due)[: SLOTS - len(self.running)] if not self.follows(r)]
+        joined = can_run[:room]
         self.room.count, self.room.asked = room, []
         found, failed = self.scheduler.admit(self.slots)
         asked = self.room.asked
@@ -146,7 +153,17 @@ class SchedulerModel(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         waiting = data.draw(st.sampled_from(self.running))
         self.running.remove(waiting)
-        self.slots.leave(next(running.slot for running in self.slots if running.request is waiting.request))
+        self.slots.leave(self.seat(waiting).slot)
+        waiting.request.end("stop")
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def know(self, data: st.DataObject) -> None:
+        """The caches hold all of a prompt."""
+        running = self.seat(data.draw(st.sampled_from(self.running)))
+        running.prefilled = running.prefill_end
+        self.slots.know(running, running.prefilled)
+        self.known.add(running.request)
 
     @precondition(lambda self: self.running)
     @rule()
@@ -184,6 +201,19 @@ class SchedulerModel(RuleBasedStateMachine):
             len(self.running),
         )
         assert all((r.request.interrupted(0.0) == "cancelled") == (r in self.cancelled) for r in self.everybody)
+
+    def seat(self, waiting: Waiting) -> Running:
+        return next(running for running in self.slots if running.request is waiting.request)
+
+    def can_run(self, waiting: Waiting) -> bool:
+        return self.compiles(waiting) and not self.follows(waiting)
+
+    def compiles(self, waiting: Waiting) -> bool:
+        return waiting.enforcement.done() and not self.failed(waiting)
+
+    def follows(self, waiting: Waiting) -> bool:
+        """Whether it waits for a prompt that its leader, who has not ended, has yet to put into the caches."""
+        return waiting.leader in {each.request for each in self.everybody} - self.known
 
     def moves(self, waiting: Waiting) -> bool:
         return waiting.enforcement.done() or waiting in self.cancelled
@@ -229,6 +259,33 @@ def test_one_who_waits_for_room_is_let_in_or_told_that_the_runtime_closed() -> N
     scheduler.close()
     with pytest.raises(Closed, match="closed"):
         second.result(5)
+
+
+def test_a_group_that_waits_for_room_is_not_overtaken_by_those_who_need_less() -> None:
+    scheduler, slots = opened(1, 3, Turnstile())
+    queued = [make_waiting() for _ in range(4)]  # one for the free slot
+    for waiting in queued:
+        scheduler.submit(waiting, block=False)
+
+    def one_leaves() -> None:
+        if running := [*slots]:
+            slots.leave(running[0].slot)
+        scheduler.admit(slots)
+        time.sleep(0.02)
+
+    one_leaves()
+    group = in_thread(lambda: scheduler.submit(make_waiting(), make_waiting(), block=True))
+    time.sleep(0.02)
+    single = in_thread(lambda: scheduler.submit(make_waiting(), block=True))
+    one_leaves()
+    assert (group.done(), single.done()) == (False, False)
+    with pytest.raises(QueueFull):
+        scheduler.submit(make_waiting(), block=False)
+    one_leaves()
+    group.result(5)
+    assert not single.done()
+    one_leaves()
+    single.result(5)
 
 
 def test_one_that_cannot_join_leaves_the_queue_and_those_behind_it_are_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,9 +344,14 @@ def test_one_with_the_prompt_of_another_waits_until_that_one_has_put_it_into_the
     second, third = (replace(make_waiting(), leader=first.request) for _ in range(2))
     scheduler.submit(first, second, third, block=False)
     [running] = scheduler.admit(slots).joined
+    single = make_waiting()
+    scheduler.submit(single, block=False)
+    [other] = scheduler.admit(slots).joined  # two slots are kept for them, a third is free
+    assert other.request is single.request
+    scheduler.submit(make_waiting(), block=False)
     assert scheduler.admit(slots).joined == []
     slots.know(running, 1)
-    assert len(scheduler.admit(slots).joined) == 2
+    assert [each.request for each in scheduler.admit(slots).joined] == [second.request, third.request]
 
 
 def test_one_with_the_prompt_of_another_does_not_wait_for_one_that_has_ended() -> None:

@@ -1,10 +1,15 @@
 """Reading a Hugging Face config: every field is used, known to be irrelevant, or refused by name."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.export.read.families import FAMILIES
+from tandemrt.export.read.refused import REASONS
 from tandemrt.export.read.spec import ModelSpec
 
 CONFIGS = {
@@ -291,8 +296,27 @@ def test_only_fields_that_are_there_and_unknown_can_be_ignored(name):
         ModelSpec.from_hf(config(unsloth_fixed=True), ignored=(name,))
 
 
+def test_attention_in_two_chunks_serves_texts_of_one():
+    """As Qwen2.5-1M publishes it; with mask and positions of one chunk it is any attention."""
+    chunked = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    long = config("Qwen2ForCausalLM", max_position_embeddings=1010000)
+    found = ModelSpec.from_hf(long | {"dual_chunk_attention_config": chunked})
+    assert (found.max_length, replace(found, max_length=1010000)) == (253952, ModelSpec.from_hf(long))
+    for wrong in ({"local_size": 262144}, {"chunk_size": None}, {"sparse": True}):
+        with pytest.raises(BadCheckpoint, match="dual_chunk_attention_config"):
+            ModelSpec.from_hf(long | {"dual_chunk_attention_config": chunked | wrong})
+
+
+@pytest.mark.parametrize("architecture", REASONS)
+def test_models_that_are_not_exported_are_refused_with_what_stands_in_the_way(architecture):
+    with pytest.raises(BadCheckpoint, match=f"{architecture} is not exported: .*; choose another model"):
+        ModelSpec.from_hf(config(architectures=[architecture], model_type="any"))
+    assert architecture not in FAMILIES
+    assert architecture in (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+
+
 def test_yarn_stretches_the_length_beyond_what_the_config_says():
-    """As the model cards of Qwen2.5 and Qwen3 tell people to write it."""
+    """D5: as the model cards of Qwen2.5 and Qwen3 tell people to write it."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     card = config("Qwen3ForCausalLM", max_position_embeddings=40960, rope_scaling=yarn)
     del card["rope_parameters"]

@@ -24,8 +24,6 @@ from tools.drafts.texts import batches, kept, most_frequent, write
 FEATURES = (1, 3, 5)
 """The target's layers whose inputs heads read; its six are too few for the published default."""
 MASK = 2047  # an id that spells nothing
-
-
 RATES = {Kind.EAGLE3: 2e-3, Kind.PARD: 3e-3, Kind.DFLASH: 2e-3}
 _console = Console()
 

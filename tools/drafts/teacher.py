@@ -20,9 +20,8 @@ class Lesson(NamedTuple):
 def teach(target: Any, tokens: torch.Tensor, layers: Sequence[int], drafted: torch.Tensor | None) -> Lesson:
     """``layers`` are read by their inputs; ``drafted`` are ids of the target, None for all."""
     output = target(input_ids=tokens, use_cache=False, output_hidden_states=bool(layers))
-    features = (
-        torch.cat([output.hidden_states[layer] for layer in layers], -1) if layers else output.logits.new_empty(0)
-    )
+    states = [output.hidden_states[layer] for layer in layers]
+    features = torch.cat(states, -1) if states else output.logits[..., :0]
     laws = output.logits.softmax(-1)
     return Lesson(features, laws if drafted is None else laws[..., drafted], output.logits.argmax(-1))
 

@@ -8,7 +8,7 @@ from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.read.checkpoint import read_header
 from tools.narrow_weights import Stored
-from tools.random_checkpoint import Dtype, Size
+from tools.random_checkpoint import Dtype, Family, Size
 from tools.random_drafts import Kind, write_draft
 from tools.random_pair import write_pair
 
@@ -37,18 +37,30 @@ prefill_chunk = {chunk}
 
 
 def make_models(
-    folder: Path, size: Size, *, device: str, acceptance: float | None, temperature: float, window: int, stored: Stored
+    folder: Path,
+    size: Size,
+    *,
+    device: str,
+    acceptance: float | None,
+    temperature: float,
+    window: int,
+    stored: Stored,
+    family: Family = Family.LLAMA,
+    layers: int | None = None,
 ) -> None:
     """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``stored``: products.
 
-    ``acceptance`` None: nobody asks how often the two agree.
+    ``acceptance`` None: nobody asks how often the two agree. ``family`` and ``layers`` are the target's.
     """
     write_pair(
         folder,
         size,
         device=device,
+        family=family,
+        layers=layers,
         dtype=_dtype(device),
         acceptance=acceptance,
+        scale=1.0,
         temperature=temperature,
         window=window,
         stored=stored,
@@ -92,12 +104,18 @@ def make_bundle(
     return Bundle.open(build(Recipe.load(recipe, kv_dtype=kv_dtype), folder / name, progress=_say).folder)
 
 
-def floor_ms(bundle: Bundle, rows: int, context: float) -> float:
-    """Milliseconds to read all weights that a forward of the target reads, and ``context`` cached tokens per row."""
+def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
+    """Milliseconds to read all weights that a forward of the target reads, and ``context`` cached tokens per row.
+
+    Of experts those that ``tokens`` choose among all alike, each by itself.
+    """
     spec = bundle.manifest.specs["target"]
     files = (bundle.folder / "target").glob("*.safetensors")
     tensors = {name: tensor.nbytes for file in files for name, tensor in read_header(file).items()}
-    weights: int = sum(tensors.values()) - (0 if spec["tied"] else tensors["model.embed_tokens.weight"])
+    weights = float(sum(tensors.values()) - (0 if spec["tied"] else tensors["model.embed_tokens.weight"]))
+    if experts := spec["experts"]:
+        unread = (1 - experts["per_token"] / experts["count"]) ** tokens
+        weights -= unread * sum(nbytes for name, nbytes in tensors.items() if ".experts." in name)
     width = BYTES[bundle.contract("target")["past_key.0"].dtype]
     token: int = 2 * spec["layers"] * spec["kv_heads"] * spec["head_dim"] * width
     return 1e3 * (weights + rows * context * token) / BANDWIDTH

@@ -1,0 +1,128 @@
+// experts: a mixture of experts, in four launches: who goes where; gate and up with their activation; down; the sum.
+//
+// Pairs (row, choice) stand in the order of their experts. An item is up to 32 pairs of one expert; a block takes an
+// item and some outputs, and reads their weights once for all of its pairs. Inputs are shared by warps in a way that
+// depends on the sizes alone, so a pair has the same bits in any company. The number of items is known on the device
+// only: as many blocks as run at a time take one unit after the other, those of an expert side by side.
+
+#include "experts_products.cuh"
+#include "variants.cuh"
+
+constexpr int ROUTE_THREADS = 1024;
+constexpr int FEW_PAIRS = 1024;  // that are chosen and placed in one launch
+
+template <class T>
+__device__ void route_few(
+    const typename T::Element* logits, int rows, int experts, int per_token, int normalized, float* weights,
+    int* order, int* places, int* ends, int4* items, int* item_count
+) {
+    __shared__ int ids[FEW_PAIRS];
+    __shared__ float unread[FEW_PAIRS];
+    for (int row = threadIdx.x / 32; row < rows; row += blockDim.x / 32) {
+        float* to = (blockIdx.x == 0 ? weights : unread) + row * per_token;
+        choose<T>(logits + static_cast<i64>(row) * experts, experts, per_token, normalized, ids + row * per_token, to);
+    }
+    __syncthreads();
+    place(ids, rows * per_token, experts, order, places, ends, items, item_count);
+}
+
+template <class T>
+__device__ void choose_rows(
+    const typename T::Element* logits, int rows, int experts, int per_token, int normalized, int* ids, float* weights
+) {
+    i64 row = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+    if (row >= rows) return;
+    choose<T>(
+        logits + row * experts, experts, per_token, normalized, ids + row * per_token, weights + row * per_token
+    );
+}
+
+template <class T>
+__device__ void sum(const float* parts, int per_token, int hidden, typename T::Element* mixed) {
+    i64 row = blockIdx.x;  // along the axis that takes any number
+    int at = 4 * (blockIdx.y * blockDim.x + threadIdx.x);
+    if (at >= hidden) return;
+    const float* from = parts + row * per_token * hidden + at;
+    float4 total = make_float4(0, 0, 0, 0);
+    for (int slot = 0; slot < per_token; ++slot) {
+        float4 x = *reinterpret_cast<const float4*>(from + static_cast<i64>(slot) * hidden);
+        total.x += x.x;
+        total.y += x.y;
+        total.z += x.z;
+        total.w += x.w;
+    }
+    auto* to = mixed + row * hidden + at;
+    T::store2(to, make_float2(total.x, total.y));
+    T::store2(to + 2, make_float2(total.z, total.w));
+}
+
+// The rows of the pairs in the order of their experts, 16 bytes at a time, for products that take them so.
+__device__ __forceinline__ void gather(const uint4* x, const int* order, int length, int per_token, uint4* gathered) {
+    const uint4* from = x + static_cast<i64>(order[blockIdx.x] / per_token) * length;
+    uint4* to = gathered + static_cast<i64>(blockIdx.x) * length;
+    for (int i = threadIdx.x; i < length; i += blockDim.x) to[i] = from[i];
+}
+
+// The sum of a row's pairs, which stand in the order of their experts and without their weights.
+template <class T>
+__device__ void sum_places(
+    const typename T::Element* given, const int* places, const float* shares, int per_token, int hidden,
+    typename T::Element* mixed
+) {
+    i64 row = blockIdx.x;
+    int at = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
+    if (at >= hidden) return;
+    float2 total = make_float2(0, 0);
+    for (int slot = 0; slot < per_token; ++slot) {
+        i64 pair = row * per_token + slot;
+        float2 x = T::load2(given + static_cast<i64>(places[pair]) * hidden + at);
+        total.x += shares[pair] * x.x;
+        total.y += shares[pair] * x.y;
+    }
+    T::store2(mixed + row * hidden + at, total);
+}
+
+#define KERNELS(NAME, T)                                                                                              \
+    using Element_##NAME = T::Element;                                                                                \
+    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) route_few_##NAME(                                     \
+        const Element_##NAME* logits, int rows, int experts, int per_token, int normalized, float* weights,           \
+        int* order, int* places, int* ends, int4* items, int* item_count) {                                           \
+        route_few<T>(logits, rows, experts, per_token, normalized, weights, order, places, ends, items, item_count);  \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) choose_##NAME(                                              \
+        const Element_##NAME* logits, int rows, int experts, int per_token, int normalized, int* ids,                 \
+        float* weights) {                                                                                             \
+        choose_rows<T>(logits, rows, experts, per_token, normalized, ids, weights);                                   \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) place_##NAME(                                         \
+        const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items,                      \
+        int* item_count) {                                                                                            \
+        place(ids, pairs, experts, order, places, ends, items, item_count);                                           \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) gate_up_##NAME(                                 \
+        const Element_##NAME* x, const Element_##NAME* weight, const int* order, const int4* items,                   \
+        const int* item_count, int hidden, int width, int per_token, Element_##NAME* activated) {                     \
+        gate_up<T>(x, weight, order, items, item_count, hidden, width, per_token, activated);                         \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) down_##NAME(                                    \
+        const Element_##NAME* activated, const Element_##NAME* weight, const int* order, const int4* items,           \
+        const int* item_count, const float* weights, int hidden, int width, float* parts) {                           \
+        down<T>(activated, weight, order, items, item_count, weights, hidden, width, parts);                          \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) sum_##NAME(                                                 \
+        const float* parts, int per_token, int hidden, Element_##NAME* mixed) {                                       \
+        sum<T>(parts, per_token, hidden, mixed);                                                                      \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) gather_##NAME(                                              \
+        const Element_##NAME* x, const int* order, int length, int per_token, Element_##NAME* gathered) {             \
+        gather(reinterpret_cast<const uint4*>(x), order, length, per_token, reinterpret_cast<uint4*>(gathered));      \
+    }                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) sum_places_##NAME(                                          \
+        const Element_##NAME* given, const int* places, const float* shares, int per_token, int hidden,               \
+        Element_##NAME* mixed) {                                                                                      \
+        sum_places<T>(given, places, shares, per_token, hidden, mixed);                                               \
+    }
+
+IF_BF16(KERNELS(bf16, Bf16))
+IF_FP16(KERNELS(fp16, Fp16))
+IF_FP32(KERNELS(fp32, Fp32))

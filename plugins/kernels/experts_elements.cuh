@@ -1,0 +1,15 @@
+// One element at a time, in float32.
+#pragma once
+#include "elements.cuh"
+
+template <class T>
+__device__ __forceinline__ float load1(const typename T::Element* at) {
+    if constexpr (sizeof(typename T::Element) == 2) return T::unpack(*at).x;
+    else return *at;
+}
+
+template <class T>
+__device__ __forceinline__ void store1(typename T::Element* to, float x) {
+    if constexpr (sizeof(typename T::Element) == 2) *to = static_cast<u16>(T::pack(make_float2(x, 0)));
+    else *to = x;
+}

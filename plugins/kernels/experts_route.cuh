@@ -1,0 +1,111 @@
+// Who goes to which expert: the choices of every row, and its pairs (row, choice) in the order of the experts.
+#pragma once
+#include "elements.cuh"
+
+constexpr int MOST_EXPERTS = 512, PER_LANE = MOST_EXPERTS / 32;
+constexpr int ITEM_ROWS = 32;  // pairs of one expert that a block multiplies at a time
+
+// A warp's row: the experts of its largest logits, the first of equal ones, and what each counts for. A NaN is chosen
+// last and makes all weights of its row NaN, which keeps it in that row.
+template <class T>
+__device__ void choose(
+    const typename T::Element* logits, int experts, int per_token, bool normalized, int* ids, float* weights
+) {
+    int lane = threadIdx.x % 32;
+    float held[PER_LANE], largest = -INFINITE, total = 0, chosen = -INFINITE;
+    u32 used = 0;
+    bool odd = false;
+#pragma unroll
+    for (int j = 0; j < PER_LANE; ++j) {
+        int at = lane + 32 * j;
+        held[j] = -INFINITE;
+        if (at >= experts) {
+            used |= 1u << j;
+            continue;
+        }
+        float x = load1<T>(logits + at);
+        odd |= x != x;
+        if (x == x) held[j] = x;
+        largest = fmaxf(largest, held[j]);
+    }
+    for (int by = 16; by; by /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, by));
+    odd = __any_sync(~0u, odd);
+    int mine = 0;
+    for (int slot = 0; slot < per_token; ++slot) {
+        u32 best = 0, at = ~0u;  // in an order of unsigned integers, in which nothing is 0
+#pragma unroll
+        for (int j = 0; j < PER_LANE; ++j) {
+            if (32 * j >= experts) break;
+            u32 bits = __float_as_uint(held[j]), key = bits ^ (u32(int(bits) >> 31) | 0x80000000u);
+            if (!(used >> j & 1) && key > best) best = key, at = lane + 32 * j;
+        }
+        u32 most = __reduce_max_sync(~0u, best);
+        u32 first = __reduce_min_sync(~0u, best == most ? at : ~0u);
+        if (first % 32 == lane) used |= 1u << first / 32;
+        if (slot == lane) {
+            mine = first;
+            chosen = __uint_as_float(most & 0x80000000u ? most ^ 0x80000000u : ~most);
+        }
+    }
+    float weight = lane < per_token ? __expf(chosen - largest) : 0;
+    if (normalized) {
+        total = weight;
+    } else {
+#pragma unroll
+        for (int j = 0; j < PER_LANE; ++j) total += __expf(held[j] - largest);
+    }
+    for (int by = 16; by; by /= 2) total += __shfl_xor_sync(~0u, total, by);
+    if (lane < per_token) {
+        ids[lane] = mine;
+        weights[lane] = odd ? __int_as_float(0x7fffffff) : weight / total;
+    }
+}
+
+// Block e's part: the pairs of expert e in their order and the place of each, ``ends``[e], and its items {expert, first
+// place, pairs}.
+__device__ void place(
+    const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items, int* item_count
+) {
+    __shared__ int counts[MOST_EXPERTS], before[2], of_warp[32];
+    int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
+    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) atomicAdd(&counts[ids[p]], 1);
+    __syncthreads();
+    if (warp == 0) {
+        int placed = 0, cut = 0;
+        for (int e = lane; e < expert; e += 32) {
+            placed += counts[e];
+            cut += (counts[e] + ITEM_ROWS - 1) / ITEM_ROWS;
+        }
+        placed = __reduce_add_sync(~0u, placed);
+        cut = __reduce_add_sync(~0u, cut);
+        if (lane == 0) before[0] = placed, before[1] = cut;
+    }
+    __syncthreads();
+    int count = counts[expert], start = before[0], own = (count + ITEM_ROWS - 1) / ITEM_ROWS;
+    for (int i = threadIdx.x; i < own; i += blockDim.x) {
+        items[before[1] + i] = make_int4(expert, start + i * ITEM_ROWS, min(ITEM_ROWS, count - i * ITEM_ROWS), 0);
+    }
+    if (threadIdx.x == 0) {
+        ends[expert] = start + count;
+        if (expert == experts - 1) *item_count = before[1] + own;
+    }
+    for (int base = 0, done = 0; done < count; base += blockDim.x) {
+        int p = base + threadIdx.x;
+        bool mine = p < pairs && ids[p] == expert;
+        u32 same = __ballot_sync(~0u, mine);
+        if (lane == 0) of_warp[warp] = __popc(same);
+        __syncthreads();
+        int at = done + __popc(same & ((1u << lane) - 1));
+        for (int w = 0; w < warps; ++w) {
+            if (w < warp) at += of_warp[w];
+            done += of_warp[w];
+        }
+        if (mine) {
+            order[start + at] = p;
+            places[p] = start + at;
+        }
+        __syncthreads();
+    }
+}

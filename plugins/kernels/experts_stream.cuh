@@ -1,0 +1,164 @@
+// Products of a few rows with 16 outputs of stored weights, each of which is read once and never waited for alone.
+#pragma once
+#include "elements.cuh"
+
+constexpr int WARPS = 8, THREADS = 32 * WARPS;
+constexpr int RING = 4;  // chunks of weights that are on their way to a warp at a time
+
+// What a warp has of 16 outputs and 8 rows: thread 4 * g + t outputs g and g + 8 of rows 2 * t and 2 * t + 1, as the
+// tensor cores leave it. It reads outputs g and g + 8 and row g, 16 bytes at a time, which are other inputs than the
+// fragments say: sums know no order, and weights and rows are taken alike.
+template <class T>
+struct Sums {
+    using Input = uint4;
+    float at[4] = {};
+
+    static __device__ __forceinline__ Input load(const uint4* row, int k, int length) {
+        return row != nullptr && k < length ? __ldg(row + k) : make_uint4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ void add(uint4 upper, uint4 lower, Input x) {
+        T::product(at, {upper.x, lower.x, upper.y, lower.y}, x.x, x.y);
+        T::product(at, {upper.z, lower.z, upper.w, lower.w}, x.z, x.w);
+    }
+    __device__ __forceinline__ void finish() {}
+};
+
+// In float32 without tensor cores: every thread of a quarter has a share of all rows' inputs.
+template <>
+struct Sums<Fp32> {
+    struct Input {
+        const uint4* row;
+        int k;
+    };
+    float at[4], all[2][8] = {};
+
+    static __device__ __forceinline__ Input load(const uint4* row, int k, int length) {
+        return {k < length ? row : nullptr, k < length ? k : 0};
+    }
+    __device__ __forceinline__ void add(uint4 upper, uint4 lower, Input x) {
+        const float* high = reinterpret_cast<const float*>(&upper);
+        const float* low = reinterpret_cast<const float*>(&lower);
+#pragma unroll
+        for (int r = 0; r < 8; ++r) {
+            auto address = __shfl_sync(~0u, reinterpret_cast<unsigned long long>(x.row), 4 * r);
+            if (!address) continue;
+            uint4 bits = __ldg(reinterpret_cast<const uint4*>(address) + x.k);
+            const float* values = reinterpret_cast<const float*>(&bits);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                all[0][r] += high[i] * values[i];
+                all[1][r] += low[i] * values[i];
+            }
+        }
+    }
+    __device__ __forceinline__ void finish() {
+#pragma unroll
+        for (int r = 0; r < 16; ++r) {
+            float& sum = all[r / 8][r % 8];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            if (r % 8 / 2 == threadIdx.x % 4) at[2 * (r / 8) + r % 2] = sum;
+        }
+    }
+};
+
+// Two outputs' rows of a weight, in vectors of 16 bytes; null where there are none.
+struct Pair {
+    const uint4 *upper, *lower;
+};
+
+// A thread's weights of all units of its block, one behind the other, on their way to shared memory that it alone
+// reads: so nothing is waited for between units, and no thread waits for another. ``expert_of`` gives the expert of a
+// unit, which is read a unit ahead, and ``find`` their Pair. A chunk is 8 vectors of either output, of which a thread
+// takes 2; chunk c of part p of SPLIT stands at c * SPLIT + p.
+template <int SPLIT, class ExpertOf, class Find>
+struct Weights {
+    ExpertOf expert_of;
+    Find find;
+    const uint4* none;  // any address
+    int length, part, unit, units, next = 0, chunk = 0, slot = 0;
+    Pair at;
+    uint4* ring;  // [RING][4][THREADS]
+
+    __device__ __forceinline__ Weights(
+        ExpertOf expert_of, Find find, const uint4* none, int length, int part, int units, uint4* ring
+    )
+        : expert_of(expert_of), find(find), none(none), length(length), part(part), unit(blockIdx.x), units(units),
+          ring(ring) {
+        if (unit < units) at = find(unit, expert_of(unit));
+        if (unit + gridDim.x < units) next = expert_of(unit + gridDim.x);
+        for (int i = 0; i + 1 < RING; ++i) order();
+    }
+    __device__ __forceinline__ int chunks() const { return (length + 8 * SPLIT - 1) / (8 * SPLIT); }
+    __device__ __forceinline__ int vector(int chunk) const { return 8 * (chunk * SPLIT + part) + threadIdx.x % 4; }
+
+    // The next chunk that is not ordered yet.
+    __device__ __forceinline__ void order() {
+        if (unit < units) {
+            int k = vector(chunk);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const uint4* from = i < 2 ? at.upper : at.lower;
+                bool there = from != nullptr && k + i % 2 * 4 < length;
+                copy(ring + (slot * 4 + i) * THREADS + threadIdx.x, there ? from + k + i % 2 * 4 : none, there);
+            }
+            if (++chunk == chunks()) {
+                chunk = 0;
+                unit += gridDim.x;
+                if (unit < units) at = find(unit, next);
+                if (unit + gridDim.x < units) next = expert_of(unit + gridDim.x);
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        slot = (slot + 1) % RING;
+    }
+    // Wait for the oldest chunk that was ordered; its slot is the one behind the newest.
+    __device__ __forceinline__ const uint4* oldest() {
+        asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
+        return ring + (slot + 1) % RING * 4 * THREADS + threadIdx.x;
+    }
+    static __device__ __forceinline__ void copy(uint4* to, const uint4* from, bool there) {
+        u32 address = static_cast<u32>(__cvta_generic_to_shared(to));
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                     "r"(there ? 16 : 0)
+                     : "memory");
+    }
+};
+
+// ``sums`` of 8 * TILES rows, of which ``tiles`` tiles are there, over the warp's part of a unit's inputs. Rows are
+// null where there are none.
+template <class T, int TILES, class Weights>
+__device__ __forceinline__ void multiply(
+    Weights& weights, const uint4* const (&rows)[TILES], int tiles, Sums<T> (&sums)[TILES]
+) {
+    using Input = typename Sums<T>::Input;
+    auto load = [&](Input(&x)[2], int tile, int chunk) {
+        int k = weights.vector(chunk);
+        x[0] = Sums<T>::load(rows[tile], k, weights.length);
+        x[1] = Sums<T>::load(rows[tile], k + 4, weights.length);
+    };
+    Input x[TILES][2];
+    load(x[0], 0, 0);
+    for (int chunk = 0; chunk < weights.chunks(); ++chunk) {
+#pragma unroll
+        for (int tile = 1; tile < TILES; ++tile) {
+            if (tile >= tiles) break;
+            load(x[tile], tile, chunk);
+        }
+        Input behind[2];  // of the first tile, which mostly is the only one
+        load(behind, 0, chunk + 1);
+        const uint4* found = weights.oldest();
+        uint4 upper[2] = {found[0], found[THREADS]}, lower[2] = {found[2 * THREADS], found[3 * THREADS]};
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            if (tile >= tiles) break;
+            sums[tile].add(upper[0], lower[0], x[tile][0]);
+            sums[tile].add(upper[1], lower[1], x[tile][1]);
+        }
+        weights.order();
+        x[0][0] = behind[0];
+        x[0][1] = behind[1];
+    }
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) sums[tile].finish();
+}

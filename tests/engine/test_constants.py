@@ -1,0 +1,51 @@
+"""What operators read that depends on no input: from its file where it lies in one, and computed where it does not."""
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tandemrt.engines.binding import Binding
+from tandemrt.engines.errors import BadBundle
+from tandemrt.export.model.builder import GraphBuilder, save_model
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.backends.constants import constants_of, read_constants, stored_parts
+from tandemrt.runtime.backends.sessions import CPU, open_session
+
+VALUES = np.arange(24).astype(ml_dtypes.bfloat16).reshape(6, 4)
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    """Of a file of six rows: all of them as one, two pieces in turns, and what is computed of one."""
+    (tmp_path / "rows.bin").write_bytes(b"...." + VALUES.tobytes())
+    b = GraphBuilder("constants")
+    whole, upper, lower = (
+        b.external(name, "bfloat16", (count, 4), "rows.bin", 4 + first * 8, count * 8)
+        for name, first, count in (("whole", 0, 6), ("upper", 0, 2), ("lower", 3, 3))
+    )
+    b.output(Binding("stored", "bfloat16", (6, 4)), b.op("Identity", whole))
+    b.output(Binding("joined", "bfloat16", (5, 4)), b.op("Concat", lower, upper, axis=0))
+    b.output(Binding("beside", "bfloat16", (2, 8)), b.op("Concat", upper, upper, axis=1))
+    b.output(Binding("computed", "float32", (2, 4)), b.cast(upper, "float32"))
+    save_model(b.model(), tmp_path / "constants.onnx")
+    return tmp_path / "constants.onnx"
+
+
+def test_weights_come_from_their_files_and_the_rest_is_computed(graph: Path) -> None:
+    assert set(stored_parts(graph)) == {"stored", "joined"}
+    found = read_constants(graph, torch.device("cpu"))
+    computed = constants_of(open_session(graph, [CPU]))
+    assert set(found) == set(computed) == {"stored", "joined", "beside", "computed"}
+    for name, tensor in computed.items():
+        assert found[name].dtype == tensor.dtype
+        np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(tensor))
+    np.testing.assert_array_equal(np.asarray(found["joined"]), VALUES[[3, 4, 5, 0, 1]])
+
+
+def test_a_file_that_is_too_short_is_refused(graph: Path) -> None:
+    file = graph.parent / "rows.bin"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(BadBundle, match=r"rows\.bin: is shorter than its graph says; build the bundle again"):
+        read_constants(graph, torch.device("cpu"))

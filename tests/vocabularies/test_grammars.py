@@ -1,0 +1,99 @@
+"""Grammars over real vocabularies: what rows let through is valid, and what is valid they let through."""
+
+import json
+from random import Random
+
+import jsonschema
+import numpy as np
+import pytest
+
+from tandemrt.engines.contract import mask_words
+from tandemrt.runtime.constraints.masks import MaskRows
+from tandemrt.runtime.grammars.schema.emit import enforceable
+from tandemrt.runtime.requests.text import Transcript
+from tests.vocabularies.conftest import Family
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["naïve", "你好", "line\nbreak", 7, None]},
+        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-zé😀]{1,4}$"}, "maxItems": 3},
+        "count": {"type": "integer", "minimum": -5, "maximum": 5000},
+        "ok": {"type": "boolean"},
+    },
+    "required": ["name", "kind", "tags", "count"],
+    "additionalProperties": False,
+}
+OBJECTS = [
+    {"name": "", "kind": "naïve", "tags": [], "count": 0},
+    {"name": "Ünï 😀", "kind": "你好", "tags": ["é", "abc", "😀é"], "count": -5, "ok": True},
+    {"name": '"\\\n\u2028', "kind": "line\nbreak", "tags": ["zz"], "count": 5000, "ok": False},
+    {"name": "<b> </", "kind": None, "tags": ["a", "b", "c"], "count": 42},
+]
+WRONG = [
+    {"name": "far too long", "kind": 7, "tags": [], "count": 0},
+    {"name": "", "kind": "nobody", "tags": [], "count": 0},
+    {"name": "", "kind": 7, "tags": ["Z"], "count": 0},
+    {"name": "", "kind": 7, "tags": [], "count": 5001},
+]
+
+
+@pytest.fixture
+def compiled(family: Family):
+    source = json.dumps(enforceable(SCHEMA))
+    return family.compiler.compile("json", source, any_whitespace=False)
+
+
+def fill(family: Family, state, tokens):
+    rows = np.zeros((len(tokens) + 1, mask_words(family.width)), np.int32)
+    return state.fill(tokens, MaskRows(rows), 0).tokens, rows
+
+
+def test_valid_objects_are_let_through_in_any_spelling_and_others_are_not(family: Family, compiled) -> None:
+    random = Random(6)
+    for value in [*OBJECTS, *WRONG]:
+        ids = family.encode(json.dumps(value, ensure_ascii=False))
+        for tokens in (ids, family.cut(ids, random)):
+            state = family.constraint(grammar=compiled.matcher())
+            taken, _ = fill(family, state, [*tokens, family.stop])
+            assert (len(taken) > len(tokens)) == (value in OBJECTS), (value, tokens)
+
+
+def test_the_rows_of_a_window_are_those_of_single_tokens(family: Family, compiled) -> None:
+    tokens = family.encode(json.dumps(OBJECTS[1], ensure_ascii=False))
+    state = family.constraint(grammar=compiled.matcher())
+    _, rows = fill(family, state, tokens)
+    for row, token in zip(rows, tokens, strict=False):
+        np.testing.assert_array_equal(row, fill(family, state, [])[1][0])
+        state.commit([token])
+
+
+def test_random_texts_from_the_rows_are_valid_and_hold_no_control_token(family: Family, compiled) -> None:
+    random, control = Random(7), np.array(sorted(family.vocabulary.special - {family.stop}))
+    for _ in range(6):
+        state = family.constraint(grammar=compiled.matcher())
+        transcript, tokens, text = Transcript(family.backend), list[int](), ""
+        while not state.finished:
+            row = family.row(state)
+            assert not row[control].any()
+            assert not row[family.vocabulary.valid_tokens :].any()
+            token = int(random.choice(np.flatnonzero(row)))
+            if state.commit([token]).finish is None:
+                tokens.append(token)
+                transcript.add("answer", [token])
+                text += transcript.take().text
+        transcript.finish()
+        text += transcript.take().text
+        jsonschema.validate(json.loads(text), SCHEMA)
+        assert text.encode() == bytes(family.vocabulary.spelled(tokens))
+        assert text == family.tokenizer.decode(tokens)
+
+
+def test_a_grammar_in_ebnf_holds_bytes_of_characters_together(family: Family) -> None:
+    """xgrammar's: rows must never begin a character that they do not end."""
+    compiled = family.compiler.compile("grammar", 'root ::= "[" ([a-z] | "é" | "😀" | "\\n")+ "]"')
+    state = family.constraint(grammar=compiled.matcher())
+    ids = family.encode("[é😀ab\n\n]")
+    assert fill(family, state, [*family.cut(ids, Random(8)), family.stop])[0][-1] == family.stop
+    assert len(fill(family, state, family.encode("[é,]"))[0]) < len(family.encode("[é,]"))
