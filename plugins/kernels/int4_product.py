@@ -15,9 +15,10 @@ from tandemrt.plugins.launch import Call, Context, Tensors
 from tandemrt.plugins.reference.int4 import BLOCKS, CHUNK, padded_inner, scales_of_output
 
 _OUTPUTS, _INPUTS = 8, 32  # what these are a multiple of
-_MOST_ROWS = 512  # that go through the kernel, some at a time
+_MOST_ROWS = 64  # of the kernel that reads the weight once
 _SCRATCH = 64 << 20  # bytes of weights as numbers
-_THREADS = 256
+_WARPS = 8  # of a block, which share the inputs of its outputs
+_THREADS = 32 * _WARPS
 _OF_WARP = 32  # outputs
 _NARROW = 8192  # outputs of a product whose inputs more warps share
 
@@ -25,7 +26,7 @@ _NARROW = 8192  # outputs of a product whose inputs more warps share
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
     """See plugins/launch.py. Which way a product goes depends on its number of rows alone."""
     operands = _Operands.of(tensors, attributes["block"])
-    return SomeRows(operands, context) if operands.rows <= _MOST_ROWS else ManyRows(operands, context)
+    return FewRows(operands, context) if operands.rows <= _MOST_ROWS else ManyRows(operands, context)
 
 
 @dataclass(frozen=True)
@@ -72,23 +73,22 @@ class _Operands:
         return self.x.shape[1]
 
 
-class SomeRows:
+class FewRows:
     """A product by a kernel that reads the weight once for up to 64 rows, bound. Capturable."""
 
     def __init__(self, operands: _Operands, context: Context) -> None:
         module, o = context.module("int4"), operands
         tile = _tile(o, module)
-        outputs = _OF_WARP * tile.down
-        shared = 4 * tile.along * tile.rows * (outputs + 4)
+        shared = 4 * _WARPS * tile.rows * (_OF_WARP + 4)
         zeros = "_zeros" if o.zeros is not None else ""
         kernel = module.kernel(f"int4_product_{tile.rows}{zeros}_{suffix(o.x)}", shared=shared)
-        grid = (tile.blocks, -(-o.width // outputs), -(-o.rows // tile.rows))
+        grid = (tile.blocks, -(-o.width // _OF_WARP), 1)
         sizes = (np.int32(o.rows), np.int32(o.width), np.int32(o.inner), np.int32(o.shift))
         self._device = o.x.device
         self._launch = Launch(
             kernel,
             grid,
-            (32 * tile.along, tile.down, 1),
+            (_THREADS, 1, 1),
             *(o.x, o.weight, o.scales, o.zeros, *sizes, o.product),
             shared=shared,
             cluster=tile.blocks,
@@ -131,18 +131,14 @@ class ManyRows:
 
 @dataclass(frozen=True)
 class _Tile:
-    """How a kernel cuts a product: its ``rows``, a block's warps ``along`` the inputs and ``down`` the outputs, and how
-    many ``blocks`` share the inputs."""
+    """How a kernel cuts a product: its ``rows``, and how many ``blocks`` share the inputs."""
 
     rows: int
-    along: int
-    down: int
     blocks: int
 
 
 def _tile(o: _Operands, module: KernelModule) -> _Tile:
     """The inputs of an output are shared by as many warps for any number of rows, so that these round alike."""
-    rows = next((each for each in (8, 16, 32, 64) if o.rows <= each), 64)
-    along, down = {8: (8, 1), 16: (8, 1), 32: (4, 2), 64: (2, 4)}[rows]
-    sharing = 16 if o.width <= _NARROW else 8
-    return _Tile(rows, along, down, sharing // along if module.architecture >= HOPPER else 1)
+    rows = next(each for each in (8, 16, 32, 64) if o.rows <= each)
+    few = -(-o.width // _OF_WARP) <= module.processors  # blocks, if none shared its inputs
+    return _Tile(rows, 2 if few and module.architecture >= HOPPER else 1)
