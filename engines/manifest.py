@@ -107,10 +107,20 @@ class Draft(Record):
         return self
 
 
+class SharedWeight(Record):
+    """A weight that several sessions read, of this engine or of another one, and where it lies: once on a device."""
+
+    file: RelativePath
+    offset: Annotated[int, Field(ge=0)]
+    dtype: str
+    shape: tuple[Count, ...]
+
+
 class Engine(Record):
     """One compiled engine. ``built_for`` says what it runs on: ``cpu``, ``cuda``, or ``sm_86+sm_89``.
 
-    It is one ``file``, or a ``decoder``: steps, whose pieces are files.
+    It is one ``file``, or a ``decoder``: steps, whose pieces are files. ``shared`` are weights by the names that its
+    pieces have for them.
     """
 
     file: RelativePath | None = None
@@ -119,6 +129,7 @@ class Engine(Record):
     built_for: str
     dtype: str
     contract: Contract
+    shared: dict[str, SharedWeight] = Field(default_factory=dict)
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.dtypes import BITS
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.generation_config import recommended
-from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, EngineName, File, Limits, Manifest
+from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, Engine, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import ModelDraft, NgramDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
@@ -20,6 +20,7 @@ from tandemrt.export.compile.kernels import compile_into, kernels_for
 from tandemrt.export.model.draft_heads import DraftHead
 from tandemrt.export.model.graphs import Model, Models, graphs, mask_token, open_models
 from tandemrt.export.model.lowerings import attention_of
+from tandemrt.export.model.shared_weights import with_shared_weights
 from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.channels import write_by_channel
 from tandemrt.export.quantize.checkpoint import write_quantized
@@ -96,11 +97,12 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
                 models = (models[0], models[-1].with_borrowed(folder / models[-1].role))
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
-        engines = {}
+        engines: dict[EngineName, Engine] = {}
         for graph in graphs(recipe, models, attention_of(recipe)):
             cut = is_cut(graph, recipe)
             with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
                 engines[graph.name] = compile_graph(graph, recipe, folder, compiling)
+        engines = with_shared_weights(engines, models)
         kernels: dict[str, str] = {}
         for file in kernels_for(recipe, models, engines["target"].built_for):
             with clock.step(f"Compile {file.name}.cu for {', '.join(file.compute_capabilities)}"):

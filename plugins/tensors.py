@@ -69,10 +69,22 @@ class _Torch:
         np.add(array_of(first), array_of(second), out=out.numpy())
         return out
 
+    def sub(self, first: Any, second: Any, *, out: Any) -> Any:
+        if not isinstance(out, HostTensor):
+            return _imported().sub(first, second, out=out)
+        np.subtract(array_of(first), array_of(second), out=out.numpy())
+        return out
+
+    def mul(self, first: Any, second: Any, *, out: Any) -> Any:
+        if not isinstance(out, HostTensor):
+            return _imported().mul(first, second, out=out)
+        np.multiply(array_of(first), array_of(second), out=out.numpy())
+        return out
+
     def clamp(self, tensor: Any, *, min: Any = None, max: Any = None, out: Any) -> Any:  # noqa: A002
         if not isinstance(out, HostTensor):
             return _imported().clamp(tensor, min=min, max=max, out=out)
-        np.clip(array_of(tensor), min, max, out=out.numpy())
+        np.clip(array_of(tensor), min, max, out=out.numpy(), casting="no")  # torch changes no dtype here either
         return out
 
     def cat(self, tensors: Any, dim: int = 0) -> Any:

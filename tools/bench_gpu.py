@@ -5,7 +5,7 @@
 
     python -m tools.bench_gpu --weights fp8                 # products in float8, or int4: 4 bits, the head's too
     python -m tools.bench_gpu --kv-dtype float8_e4m3                             # keys and values in float8
-    python -m tools.bench_gpu --draft eagle3                                     # another kind of draft
+    python -m tools.bench_gpu --draft eagle3 --draft-weights fp8                 # another kind of draft
     python -m tools.bench_gpu --family qwen3_moe --size 30b-a3b --layers 12      # experts, in a part of the layers
     python -m tools.bench_gpu --batches "" --constrained 0 --no-trace            # the parts about prompts alone
 
@@ -88,6 +88,9 @@ def main(
     ] = None,
     draft: Annotated[Kind, typer.Option(help="What drafts.")] = Kind.MODEL,
     weights: Annotated[Stored, typer.Option(help="How the models' products are stored.")] = Stored.WHOLE,
+    draft_weights: Annotated[
+        Stored | None, typer.Option(help="The same for a draft of another kind than model. Default: as --weights.")
+    ] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="What caches hold: float8_e4m3; default: the dtype.")] = None,
     reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
     batch_sizes: Annotated[
@@ -143,7 +146,8 @@ def main(
                 )
 
             bench.part("models", models_of_size)
-        bench.part("draft", partial(make_draft, folder, draft, device=device))
+        narrow = (draft_weights or weights) is Stored.FP8
+        bench.part("draft", partial(make_draft, folder, draft, device=device, float8=narrow))
         if device.startswith("cuda"):
             torch.cuda.empty_cache()  # the weights lie in files now
 
@@ -256,7 +260,7 @@ class Lines:
 
     def trace(self, batch: int, window: int) -> dict[str, Any]:
         """The GPU's own records of a third of a second of rounds."""
-        burst = Burst(self._llm, WARM, 2 * self._tokens)
+        burst = Burst(self._llm, WARM, max(2 * self._tokens, 512))  # long enough for the profiler to start
         texts = requests.prompts(self._bundle, batch, self._prompt)
         params = requests.plain(self._bundle, batch, self._prompt, self._temperature, window, self._accepted)
         runner = threading.Thread(target=burst.run, args=(texts, params))

@@ -1,7 +1,7 @@
 """Products in narrow weights, on any device: what compressed-tensors stores, and says of it in config.json."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,9 @@ def narrowed(weights: Weights, stored: Stored) -> Weights:
     return found
 
 
-def say_stored(folder: Path, stored: Stored) -> None:
-    """Add to config.json how the weights are ``stored``: in float8 inputs have a scale per token."""
+def say_stored(folder: Path, stored: Stored, whole: Sequence[str] = ()) -> None:
+    """Add to config.json how weights are ``stored``, but for modules ``whole``: in float8 inputs have a scale per
+    token."""
     if stored is Stored.WHOLE:
         return
     number: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -54,7 +55,7 @@ def say_stored(folder: Path, stored: Stored) -> None:
         "quant_method": "compressed-tensors",
         "format": "pack-quantized" if stored is Stored.INT4 else "float-quantized",
         "config_groups": {"group_0": group},
-        "ignore": [],
+        "ignore": list(whole),
     }
     path.write_text(json.dumps(config, indent=2))
 

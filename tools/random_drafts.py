@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tools.filler_tokenizer import write_tokenizer
+from tools.narrow_weights import Stored, narrowed, say_stored
 from tools.random_checkpoint import Dtype, Family, Size, write_config
 from tools.random_pair import random_weights, write_weights
 
@@ -33,15 +34,18 @@ class Kind(StrEnum):
     MTP = "mtp"
 
 
-def write_draft(folder: Path, kind: Kind, target: Path, *, device: str, dtype: Dtype, seed: int = 1) -> None:
+def write_draft(
+    folder: Path, kind: Kind, target: Path, *, device: str, dtype: Dtype, float8: bool = False, seed: int = 1
+) -> None:
     """Write the checkpoint of a draft for the Llama in ``target``; its weights are made on ``device``.
 
     eagle3: one layer as wide as the target's, 32,000 tokens (an eighth of a smaller vocabulary). pard: a Llama of 1B
     for a vocabulary of that size, else one of the small size. dflash: 5 layers, blocks of 16. mtp: one layer.
+    ``float8``: products are stored so, but for what runs once a round and what is the target's.
     """
     config = json.loads((target / "config.json").read_text())
     if kind is Kind.PARD:
-        _write_pard(folder, config, device=device, dtype=dtype, seed=seed)
+        _write_pard(folder, config, device=device, dtype=dtype, float8=float8, seed=seed)
         return
     layers, hidden, vocab = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
     layer: dict[str, Any] = {name: config[name] for name in _LAYER} | {"tie_word_embeddings": False}
@@ -51,7 +55,7 @@ def write_draft(folder: Path, kind: Kind, target: Path, *, device: str, dtype: D
     fused: Shapes = {"fc.weight": (hidden, len(features) * hidden), "norm.weight": (hidden,)}
     known: dict[str, torch.Tensor] = {}
     if kind is Kind.EAGLE3:
-        size = min(KNOWN, vocab // 8)
+        size = KNOWN if vocab > 2 * KNOWN else vocab // 8
         own = {"eagle_aux_hidden_state_layer_ids": features, "draft_vocab_size": size}
         fused |= {"lm_head.weight": (size, hidden), "layers.0.hidden_norm.weight": (hidden,)}
         known["d2t"] = torch.arange(size) * (vocab // size - 1)  # every so many tokens one
@@ -72,15 +76,21 @@ def write_draft(folder: Path, kind: Kind, target: Path, *, device: str, dtype: D
     inside = layer | {"model_type": family, "num_hidden_layers": layers if kind is Kind.MTP else count}
     said = {"speculators_model_type": kind.value, "transformer_layer_config": inside}
     (folder / "config.json").write_text(json.dumps(said | own))
-    write_weights(folder, random_weights(shapes, getattr(torch, dtype.value), device, seed) | known)
+    weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
+    write_weights(folder, narrowed(weights, Stored.FP8 if float8 else Stored.WHOLE) | known)
+    if float8:
+        say_stored(folder, Stored.FP8, whole=["fc", *([] if kind is Kind.EAGLE3 else ["lm_head"])])
 
 
-def _write_pard(folder: Path, target: dict[str, Any], *, device: str, dtype: Dtype, seed: int) -> None:
+def _write_pard(folder: Path, target: dict[str, Any], *, device: str, dtype: Dtype, float8: bool, seed: int) -> None:
     vocab = target["vocab_size"]
     size, layers = (Size.B1, None) if vocab > KNOWN else (Size.SMALL, 1)
     ids = {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4, "vocab_size": vocab}
     shapes = write_config(folder, Family.LLAMA, size, layers=layers, dtype=dtype, pard_token=vocab - 5, **ids)
-    write_weights(folder, random_weights(shapes, getattr(torch, dtype.value), device, seed))
+    weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
+    write_weights(folder, narrowed(weights, Stored.FP8 if float8 else Stored.WHOLE))
+    if float8:
+        say_stored(folder, Stored.FP8, whole=["model.embed_tokens"])  # which scores, too
     write_tokenizer(folder, vocab)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import onnx_ir as ir
+
 from tandemrt.engines.decoder import Decoder, Piece
 from tandemrt.engines.errors import BadRecipe, InternalError, quoted
 from tandemrt.engines.manifest import Engine
@@ -18,9 +20,10 @@ from tandemrt.export.model.builder import save_model
 from tandemrt.export.model.graph import Graph
 from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.products import fuse_transposed_products
+from tandemrt.plugins.operators import DOMAIN
 
 DECODERS = ("target", "draft")
-IN_STEPS = (*DECODERS, "context")  # over a paged cache
+IN_STEPS = (*DECODERS, "context", "fuse")  # over a paged cache
 VERIFIERS = ("verify", "verify_probs")  # what TensorRT builds with our plugins; TensorRT-RTX has none
 
 
@@ -59,8 +62,6 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
     """
     if is_cut(graph, recipe):
         return _in_steps(graph, recipe.backend.name, folder)
-    if graph.name == "fuse" and recipe.cache == "paged":
-        return _one_piece(graph, recipe.backend.name, folder)
     save_model(graph.make(), folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)
     if isinstance(recipe.backend, TensorRt | TensorRtRtx):
@@ -76,11 +77,13 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
 
 
 def _in_steps(graph: Graph, backend: str, folder: Path) -> Engine:
-    """Save the pieces of a graph instead of the whole."""
+    """Save the pieces of a graph instead of the whole; without operators of the project it is the only piece."""
     model = graph.make()
     fuse_transposed_products(model)
+    if not any(node.domain == DOMAIN for node in model.graph):
+        return _one_piece(model, graph, backend, folder)
     beside = str(PurePosixPath(graph.file).parent)
-    pieces, decoder = cut(model, beside, "context." if graph.name == "context" else "")
+    pieces, decoder = cut(model, beside, "" if graph.name in DECODERS else f"{graph.name}.")
     for file, piece in pieces.items():
         save_model(piece, folder / file)
     for each in decoder.pieces:
@@ -88,10 +91,8 @@ def _in_steps(graph: Graph, backend: str, folder: Path) -> Engine:
     return Engine(decoder=decoder, backend=backend, built_for="cuda", dtype=graph.dtype, contract=graph.contract)
 
 
-def _one_piece(graph: Graph, backend: str, folder: Path) -> Engine:
-    """Save a graph without operators of the project as the only step of a decoder, which runs without a wait."""
-    model = graph.make()
-    fuse_transposed_products(model)
+def _one_piece(model: ir.Model, graph: Graph, backend: str, folder: Path) -> Engine:
+    """Save a graph as the only step of a decoder, which runs without a wait."""
     save_model(model, folder / graph.file)
     onnxruntime.require_contract(folder / graph.file, graph.contract)
     inputs, outputs = (tuple(b.name for b in side) for side in (graph.contract.inputs, graph.contract.outputs))

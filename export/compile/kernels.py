@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.bundle import KERNELS
-from tandemrt.engines.dtypes import FLOAT8
+from tandemrt.engines.dtypes import BITS, FLOAT8
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, capabilities_for
 from tandemrt.engines.operators import HEADS, SCHEMAS
 from tandemrt.engines.recipe import Recipe
@@ -39,7 +39,11 @@ def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[Kern
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
     head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
     wanted = {
-        _OF_FLOAT8: any(isinstance(model, Model) and model.float8_products for model in models),
+        _OF_FLOAT8: any(
+            model.dtype not in BITS and found.has_float8
+            for model in models
+            if (found := model.quantization) is not None
+        ),
         _OF_INT4: any(isinstance(model, Model) and model.int4_products for model in models),
         _OF_EXPERTS: any(isinstance(model, Model) and model.spec.experts for model in models),
         _ATTENTION: any(model.kv_dtype != FLOAT8 for model in models),

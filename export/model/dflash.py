@@ -18,6 +18,7 @@ from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
 from tandemrt.export.model.norm import rms_norm
 from tandemrt.export.model.paged_block import PagedBlock
+from tandemrt.export.model.scaled_product import scaled_functions
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
@@ -33,7 +34,7 @@ def build_context(
     how, layer = STRATEGIES[attention], spec.layer
     names = spec.context(capacity=capacity, dtype=dtype, cache=_cache(attention))
     b = GraphBuilder("context")
-    w = Weights(checkpoint, b, dtype)
+    w = Weights(checkpoint, b, dtype, scaled_products=how.scaled_products)
     given = {binding.name: b.input(binding) for binding in names.inputs}
     state = rms_norm(b, Linear.stored("fc", layer.hidden)(b, given["features"], w), w, "hidden_norm", layer)
     with b.scope("place"):
@@ -46,7 +47,7 @@ def build_context(
             made |= {f"present_key.{at}": present.key, f"present_value.{at}": present.value}
     for binding in names.outputs:
         b.output(binding, made[binding.name])
-    model = b.model(how.functions(layer, dtype))
+    model = b.model((*how.functions(layer, dtype), *scaled_functions(w)))
     for change in how.passes:
         change(model)
     return model
@@ -63,7 +64,7 @@ def build_dflash(
     how, layer = STRATEGIES[attention], spec.layer
     names = spec.contract(capacity=capacity, dtype=dtype, cache=_cache(attention))
     b = GraphBuilder("draft")
-    w = Weights(checkpoint, b, dtype)
+    w = Weights(checkpoint, b, dtype, scaled_products=how.scaled_products)
     given = {binding.name: b.input(binding) for binding in names.inputs}
     with b.scope("place"):
         mutual = LOWERINGS[attention].of(b, layer, given, block=spec.block, capacity=capacity, dtype=dtype).mutual
@@ -86,7 +87,7 @@ def build_dflash(
         b.output(binding, made[binding.name])
     w.skip(*_FEATURES)
     w.finish()
-    model = b.model(how.functions(layer, dtype))
+    model = b.model((*how.functions(layer, dtype), *scaled_functions(w)))
     for change in how.passes:
         change(model)
     return model

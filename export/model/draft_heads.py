@@ -83,7 +83,26 @@ class DraftHead:
         if isinstance(head, DFlashSpec) and section.window >= head.block:
             rule = f"draft.window must be below the head's block_size, {head.block}"
             raise BadRecipe(f"{rule}; got {section.window}; lower draft.window")
-        return cls("draft", checkpoint, own, head, dtype, _borrowed(own, head, target, spec), narrow)
+        found = cls("draft", checkpoint, own, head, dtype, _borrowed(own, head, target, spec), narrow)
+        found.require_quantization()
+        return found
+
+    def require_quantization(self) -> None:
+        """Raise BadCheckpoint, by name, unless what comes quantized is in float8, a scale per output or tensor."""
+        found = self.quantization
+        if found is None:
+            return
+        if found.comes_packed or found.comes_in_blocks:
+            what = "weights of 4 bits" if found.comes_packed else "scales of blocks"
+            raise BadCheckpoint(
+                f"{self.source.folder}: a head that comes quantized must be in float8 with a scale per channel or "
+                f"tensor, it has {what} ({found.method}); make one with tandemrt export quantize --scheme fp8"
+            )
+        if LM_HEAD_WEIGHT in self.borrowed and found.scheme(LM_HEAD) is not None:
+            raise BadCheckpoint(
+                f"{self.source.folder}: config.json: quantization_config must leave out {LM_HEAD!r}, which this head "
+                "takes from its target as it is; name it in ignore"
+            )
 
     def notes(self) -> list[str]:
         """What is left out or made anew, a line each."""
@@ -124,7 +143,8 @@ class DraftHead:
         if isinstance(spec, MtpSpec):
             draft, fuse = partial(build_mtp, spec, checkpoint, **how), partial(build_state_norm, spec, checkpoint)
         else:
-            draft, fuse = partial(build_eagle3, spec, checkpoint, **how), partial(build_fuse, spec, checkpoint)
+            draft = partial(build_eagle3, spec, checkpoint, **how)
+            fuse = partial(build_fuse, spec, checkpoint, attention=lowering)
         return [
             Graph("draft", "draft/model.onnx", dtype, bindings, draft),
             Graph("fuse", "draft/fuse.onnx", dtype, fused, partial(fuse, dtype=dtype)),

@@ -15,18 +15,19 @@ from tandemrt.export.model.layers import block
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
 from tandemrt.export.model.norm import rms_norm
+from tandemrt.export.model.scaled_product import scaled_functions
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.eagle3 import Eagle3Spec
 
 
-def build_fuse(spec: Eagle3Spec, checkpoint: Checkpoint, *, dtype: str) -> ir.Model:
+def build_fuse(spec: Eagle3Spec, checkpoint: Checkpoint, *, dtype: str, attention: Lowering) -> ir.Model:
     """Build the graph of ``contract.fuse``. Raises BadCheckpoint for a tensor that is missing or of another shape."""
     names = contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=dtype)
     b = GraphBuilder("fuse")
-    w = Weights(checkpoint, b, dtype)
+    w = Weights(checkpoint, b, dtype, scaled_products=STRATEGIES[attention].scaled_products)
     b.output(names["states"], _fused(b, b.input(names["features"]), w, spec))
-    return b.model()
+    return b.model(scaled_functions(w))
 
 
 def build_eagle3(
@@ -42,7 +43,7 @@ def build_eagle3(
     cache: CacheKind = "paged" if attention == "paged" else "linear"
     names = spec.contract(capacity=capacity, dtype=dtype, cache=cache)
     b = GraphBuilder("draft")
-    w = Weights(checkpoint, b, dtype)
+    w = Weights(checkpoint, b, dtype, scaled_products=how.scaled_products)
     given = {binding.name: b.input(binding) for binding in names.inputs}
     prefix = _prefix(checkpoint)
     with b.scope("place"):
@@ -80,7 +81,7 @@ def build_eagle3(
         b.output(binding, made[binding.name])
     w.skip(*_fusing(spec))
     w.finish()
-    model = b.model(how.functions(layer, dtype))
+    model = b.model((*how.functions(layer, dtype), *scaled_functions(w)))
     for change in how.passes:
         change(model)
     return model

@@ -73,11 +73,6 @@ class Model:
         return self.by_operators and self.dtype not in BITS and found is not None and found.comes_in_blocks
 
     @property
-    def float8_products(self) -> bool:
-        """Whether some products are in float8: what weights come in, unless they are rounded anew."""
-        return self.dtype not in BITS and self.quantization is not None and self.quantization.has_float8
-
-    @property
     def int4_products(self) -> bool:
         """Whether some products on a GPU are by weights in 4 bits."""
         found = self.quantization
@@ -236,9 +231,8 @@ _TAKES: dict[str, Callable[[Quantization], bool]] = {
 
 def _require_scaled_products(what: str, model: Draft, found: Quantization, recipe: Recipe) -> None:
     """Raise BadRecipe unless a GPU has products for what is ``found`` of a checkpoint."""
-    if isinstance(model, DraftHead):
-        raise BadRecipe(f"{what} cannot be a draft head on a GPU yet; choose one that is not quantized")
-    if model.spec.experts is not None:
+    layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
+    if layers.experts is not None:
         raise BadRecipe(
             f"{what} has experts, whose products on a GPU take weights that are not; choose backend.name "
             "'onnxruntime-cpu', or the checkpoint that is not quantized"
@@ -251,12 +245,14 @@ def _require_scaled_products(what: str, model: Draft, found: Quantization, recip
             "'onnxruntime-cpu', or weights in 4 bits, or in float8 with a scale per channel or tensor and inputs with "
             "scales per token or static ones"
         )
+    if found.comes_packed and isinstance(model, DraftHead):
+        raise BadRecipe(f"{what} in 4 bits cannot be a draft head on a GPU yet; choose one that is not, or in float8")
     if found.comes_packed and model.compute == "float32":
         raise BadRecipe(
             f"{what} in 4 bits needs {model.role}.dtype 'bfloat16' or 'float16' on a GPU, in which its products are "
             "computed; got 'float32'"
         )
-    if not model.float8_products:
+    if not found.has_float8:
         return
     if model.compute == "float16":
         raise BadRecipe(

@@ -17,7 +17,7 @@ from tandemrt.export.model.paged_attention import PagedAttention
 from tandemrt.export.model.rows import gather_rows, gather_tokens
 from tandemrt.export.passes.deferred_scales import defer_scales
 from tandemrt.export.passes.products import fuse_transposed_products
-from tandemrt.export.passes.residual_norms import fuse_residual_norms
+from tandemrt.export.passes.residual_norms import fuse_lone_norms, fuse_residual_norms
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.functions import experts, swiglu, window_attention
 
@@ -86,6 +86,6 @@ STRATEGIES: Mapping[Lowering, Strategies] = {
         mixture=one_operator,
         scaled_products=True,
         functions=_paged_functions,
-        passes=(fuse_residual_norms, defer_scales),
+        passes=(fuse_residual_norms, defer_scales, fuse_lone_norms),
     ),
 }

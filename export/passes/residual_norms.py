@@ -1,8 +1,10 @@
-"""A residual add and the norm behind it as one operator of onnxruntime."""
+"""A residual add and the norm behind it as one operator of onnxruntime, and norms by themselves as the same one."""
 
 import onnx_ir as ir
 
 from tandemrt.export.model.builder import LIBRARY, dims_of
+
+_OPERATOR = "SkipSimplifiedLayerNormalization"
 
 
 def fuse_residual_norms(model: ir.Model) -> None:
@@ -31,16 +33,40 @@ def fuse_residual_norms(model: ir.Model) -> None:
         model.graph.opset_imports.setdefault(LIBRARY, 1)
 
 
+def fuse_lone_norms(model: ir.Model) -> None:
+    """Make every other RMSNormalization in float32 or bfloat16 a SkipSimplifiedLayerNormalization of x + x, in place.
+
+    On a GPU onnxruntime's kernel for it takes a third of the time of that for a norm alone. Doubling is exact, so with
+    four times the epsilon the values are the same; float16 might not hold the sum. Requires what fuse_residual_norms
+    does.
+    """
+    for norm in list(model.graph):
+        x = norm.inputs[0] if (norm.domain, norm.op_type) == ("", "RMSNormalization") else None
+        weight = norm.inputs[1] if x is not None else None
+        if x is None or weight is None or not _over_last(norm) or weight.dtype != x.dtype:
+            continue
+        if x.dtype not in (ir.DataType.FLOAT, ir.DataType.BFLOAT16) or len(dims_of(x)) not in (2, 3):
+            continue
+        outputs = [ir.Value(name=norm.outputs[0].name, shape=norm.outputs[0].shape, type=norm.outputs[0].type)]
+        attributes = {"epsilon": 4 * norm.attributes.get_float("epsilon", 1e-5)}
+        joined = ir.node(_OPERATOR, [x, x, weight], attributes, domain=LIBRARY, outputs=outputs, name=norm.name)
+        ir.convenience.replace_nodes_and_values(model.graph, norm, [norm], [joined], norm.outputs, outputs)
+        model.graph.opset_imports.setdefault(LIBRARY, 1)
+
+
 def _residual_add(norm: ir.Node) -> ir.Node | None:
     """The sum of two values of one shape that ``norm`` reads, if it is a norm over the last dimension in float32."""
     if (norm.domain, norm.op_type) != ("", "RMSNormalization") or norm.inputs[0] is None:
         return None
-    last = norm.attributes.get_int("axis", -1) == -1 and norm.attributes.get_int("stash_type", 1) == 1
     add = norm.inputs[0].producer()
-    if not last or add is None or (add.domain, add.op_type) != ("", "Add"):
+    if not _over_last(norm) or add is None or (add.domain, add.op_type) != ("", "Add"):
         return None
     skip, x = add.inputs
     return add if skip is not None and x is not None and dims_of(skip) == dims_of(x) else None
+
+
+def _over_last(norm: ir.Node) -> bool:
+    return (norm.attributes.get_int("axis", -1), norm.attributes.get_int("stash_type", 1)) == (-1, 1)
 
 
 def _bias_add(x: ir.Value) -> ir.Node | None:
@@ -56,5 +82,4 @@ def _bias_add(x: ir.Value) -> ir.Node | None:
 def _fused(norm: ir.Node, inputs: list[ir.Value | None]) -> ir.Node:
     outputs = [ir.Value(), ir.Value(name=""), ir.Value(name=""), ir.Value()]  # normed, mean, deviation, sum
     attributes = {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
-    operator = "SkipSimplifiedLayerNormalization"
-    return ir.node(operator, inputs, attributes, domain=LIBRARY, outputs=outputs, name=norm.name)
+    return ir.node(_OPERATOR, inputs, attributes, domain=LIBRARY, outputs=outputs, name=norm.name)

@@ -4,8 +4,9 @@ What loads such checkpoints loads it: transformers with the package compressed-t
 """
 
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,9 @@ from tandemrt.export.staging import staged
 
 SchemeName = Literal["fp8", "int4"]
 _LARGEST = np.float32(448)  # of float8_e4m3fn
+# The weights that are quantized: products of layers, and what a draft scores its own tokens by.
+_OF_MODEL = re.compile(r"model\.layers\..*_proj\.weight")
+_OF_HEAD = re.compile(r"(layers|midlayer)\..*_proj\.weight|lm_head\.weight")
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")  # weights, and lists of them
 
 
@@ -51,6 +55,9 @@ def publish(
 ) -> Published:
     """Quantize the products of the layers of the checkpoint in ``folder``; embeddings, norms and head stay whole.
 
+    Of a draft that reads its target's states (it has ``fc``) its own head is quantized too, a third of its time, and
+    ``fc``, which runs once a round, stays whole.
+
     *fp8*: float8_e4m3fn with a scale per output, inputs rounded per token while the model runs; needs no data. *int4*:
     integers with a scale for every ``group`` inputs, each found by search. ``progress`` hears how many of how many
     weights are done. The checkpoint appears at ``out`` when it is whole. Raises BadCheckpoint, by name, for one that is
@@ -59,7 +66,10 @@ def publish(
     checkpoint = Checkpoint.open(folder)
     if found := read_quantization(checkpoint.config, checkpoint.folder):
         raise BadCheckpoint(f"{folder}: is quantized already ({found.method}); give the checkpoint it was made from")
-    if ModelSpec.from_hf(checkpoint.config).experts is not None:
+    of_head = "fc.weight" in checkpoint.tensors
+    if of_head and scheme != "fp8":
+        raise BadRequest(f"scheme must be fp8 for a draft that reads its target's states; got {scheme}")
+    if not of_head and ModelSpec.from_hf(checkpoint.config).experts is not None:
         raise BadCheckpoint(
             f"{folder}: has experts, which are not quantized here; use llm-compressor, or another model"
         )
@@ -67,7 +77,8 @@ def publish(
         raise BadRequest(f"group must be one of {', '.join(map(str, GROUPS))}; got {group}")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise BadRequest(f"out must be free or an empty folder; {out} holds something. Choose another place with --out")
-    maker = _Maker(scheme, group, sum(_is_product(tensor) for tensor in checkpoint.tensors.values()), progress)
+    products = {name for name in checkpoint.tensors if (_OF_HEAD if of_head else _OF_MODEL).fullmatch(name)}
+    maker = _Maker(scheme, group, products, progress)
     with staged(out) as place:
         for file in sorted(checkpoint.folder.iterdir()):
             if file.is_file() and not file.name.endswith(_NOT_COPIED):
@@ -81,14 +92,16 @@ def publish(
         if len(checkpoint.files) > 1:
             index = {"metadata": {"total_size": after}, "weight_map": maker.shards}
             (place / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-        config = {**checkpoint.config, "quantization_config": quantization_config(scheme, group)}
+        whole = ["lm_head"] if "lm_head.weight" not in products else []
+        said = quantization_config(scheme, group, whole=[*(["fc"] if of_head else []), *whole])
+        config = {**checkpoint.config, "quantization_config": said}
         (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     before = sum(shard.stat().st_size for shard in checkpoint.files)
     return Published(out, maker.errors, before, after)
 
 
-def quantization_config(scheme: SchemeName, group: int) -> dict[str, Any]:
-    """What config.json says of such a checkpoint."""
+def quantization_config(scheme: SchemeName, group: int, whole: Sequence[str] = ("lm_head",)) -> dict[str, Any]:
+    """What config.json says of such a checkpoint, whose modules ``whole`` stay as they are."""
     symmetric = {"symmetric": True, "dynamic": False}
     if scheme == "fp8":
         weights: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "channel", **symmetric}
@@ -103,7 +116,7 @@ def quantization_config(scheme: SchemeName, group: int) -> dict[str, Any]:
         "format": stored,
         "quantization_status": "compressed",
         "config_groups": {"group_0": {**form, "format": stored}},
-        "ignore": ["lm_head"],
+        "ignore": list(whole),
         "kv_cache_scheme": None,
     }
 
@@ -112,16 +125,20 @@ class _Maker:
     """Makes what is written of each tensor, and remembers what it cost."""
 
     def __init__(
-        self, scheme: SchemeName, group: int, count: int, progress: Callable[[str, int, int], None] | None
+        self,
+        scheme: SchemeName,
+        group: int,
+        products: Collection[str],
+        progress: Callable[[str, int, int], None] | None,
     ) -> None:
         self.errors: dict[str, float] = {}
         self.shards: dict[str, str] = {}
-        self._scheme, self._group, self._count, self._progress = scheme, group, count, progress
+        self._scheme, self._group, self._products, self._progress = scheme, group, products, progress
         self._made: dict[str, npt.NDArray] = {}
 
     def entries(self, tensor: StoredTensor) -> Iterator[Entry]:
         """What is written of ``tensor``."""
-        if not _is_product(tensor):
+        if tensor.name not in self._products:
             yield copied(tensor)
             return
         rows, inner = _shape(tensor)
@@ -173,12 +190,7 @@ class _Maker:
         changed = float(np.square(restored - matrix, dtype=np.float64).sum())
         self.errors[module] = (changed / whole) ** 0.5 if whole else 0.0
         if self._progress is not None:
-            self._progress(module, len(self.errors), self._count)
-
-
-def _is_product(tensor: StoredTensor) -> bool:
-    """Whether it is the weight of a product of a layer."""
-    return tensor.name.startswith("model.layers.") and tensor.name.endswith("_proj.weight")
+            self._progress(module, len(self.errors), len(self._products))
 
 
 def _shape(tensor: StoredTensor) -> tuple[int, int]:

@@ -20,7 +20,6 @@ from tandemrt.export.read.heads import (
     read_layers,
     read_token,
     require_token,
-    require_whole,
 )
 from tandemrt.export.read.spec import ModelSpec
 
@@ -42,7 +41,6 @@ class DFlashSpec(HeadSpec):
     def from_hf(cls, config: Mapping[str, Any], target: ModelSpec, *, ignored: Collection[str] = ()) -> "DFlashSpec":
         """Read a config. Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``."""
         fields = Fields(config, "config.json")
-        require_whole(config)
         if "speculators_model_type" in config or "transformer_layer_config" in config:
             spec = _of_speculators(fields, target)
         else:

@@ -19,7 +19,6 @@ from tandemrt.export.read.heads import (
     read_layers,
     read_token,
     require_token,
-    require_whole,
 )
 from tandemrt.export.read.spec import ModelSpec
 
@@ -60,7 +59,6 @@ class Eagle3Spec(HeadSpec):
         Raises BadCheckpoint, by name, for what is not understood or does not fit ``target``.
         """
         fields = Fields(config, "config.json")
-        require_whole(config)
         if "speculators_model_type" in config or "transformer_layer_config" in config:
             spec = _of_speculators(fields, target, parallel=parallel)
         elif parallel:

@@ -14,10 +14,10 @@ from tandemrt.export.read.spec import ModelSpec
 
 FAMILIES = ("llama", "qwen3")  # of the layers
 SLIDING = ("sliding_window", "use_sliding_window", "layer_types", "max_window_layers")
-# Of a config as ``speculators`` writes it: what has no bearing on the graph.
+# Of a config as ``speculators`` writes it: what has no bearing on the graph, or is read elsewhere (quantization).
 FRAME = (
     *("speculators_model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
-    *("speculators_version", "speculators_config"),
+    *("speculators_version", "speculators_config", "quantization_config"),
 )
 
 
@@ -71,15 +71,6 @@ class HeadSpec:
             raise misfit("target_hidden_size", f"the target's hidden_size, {target.hidden}", self.target_hidden)
         if self.draft_vocab > layer.vocab:
             raise misfit("draft_vocab_size", f"at most the target's vocab_size, {target.vocab}", self.draft_vocab)
-
-
-def require_whole(config: Mapping[str, Any]) -> None:
-    """Raise BadCheckpoint for a head that comes quantized."""
-    if config.get("quantization_config") is not None:
-        raise BadCheckpoint(
-            "config.json: quantization_config: a head must come with whole weights, got "
-            f"{quoted(config['quantization_config'])}; choose one that is not quantized"
-        )
 
 
 def target_ids(checkpoint: Checkpoint, spec: HeadSpec) -> npt.NDArray[np.int64] | None:

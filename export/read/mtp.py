@@ -13,7 +13,7 @@ from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.heads import FRAME, HeadSpec, misfit, read_layers, require_whole
+from tandemrt.export.read.heads import FRAME, HeadSpec, misfit, read_layers
 from tandemrt.export.read.quantization.cache import is_cache_scale
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Scheme
@@ -57,7 +57,11 @@ class MtpSpec(HeadSpec):
         alone = "speculators_model_type" in config
         reach = None
         if alone:
-            require_whole(config)
+            if config.get("quantization_config") is not None:
+                raise BadCheckpoint(
+                    "config.json: quantization_config: a layer by itself must come with whole weights, got "
+                    f"{quoted(config['quantization_config'])}; choose one that is not quantized"
+                )
             fields = Fields(config, "config.json")
             fields.only("speculators_model_type", "mtp")
             fields.only("tie_word_embeddings", False, True)  # says something of the target

@@ -1,6 +1,8 @@
 """Backends: each is one file that opens engines (base.Engine)."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
@@ -10,6 +12,9 @@ from tandemrt.engines.operators import HEADS
 from tandemrt.engines.tensorrt.library import LIBRARIES
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Engine
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.backends.shared_weights import SharedWeights
 
 _OPENING = 4  # sessions that open at a time: reading and optimising a graph takes one thread each
 
@@ -27,14 +32,23 @@ def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> d
 
         require_memory(memory_needed(bundle), torch.cuda.mem_get_info(device)[0])
     names = list(bundle.manifest.engines)
+    in_steps = any(bundle.engine(name).decoder is not None for name in names)
+    open_one = partial(_open, bundle, device, threads, _shared_weights(bundle, device) if in_steps else None)
     if device.type == "cuda":  # engines keep to the stream that is current in this thread
-        return {name: _open(bundle, name, device, threads) for name in names}
+        return {name: open_one(name) for name in names}
     with ThreadPoolExecutor(_OPENING) as pool:
-        opened = pool.map(lambda name: _open(bundle, name, device, threads), names)
-        return dict(zip(names, opened, strict=True))
+        return dict(zip(names, pool.map(open_one, names), strict=True))
 
 
-def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int | None) -> Engine:
+def _shared_weights(bundle: Bundle, device: torch.device) -> "SharedWeights":
+    from tandemrt.runtime.backends.shared_weights import SharedWeights
+
+    return SharedWeights(bundle.folder, device)
+
+
+def _open(
+    bundle: Bundle, device: torch.device, threads: int | None, weights: "SharedWeights | None", name: EngineName
+) -> Engine:
     # A backend is imported when a bundle asks for it: none of them must be installed for another one to run.
     if bundle.engine(name).backend in LIBRARIES:
         from tandemrt.runtime.backends.tensorrt.engine import TensorRtEngine
@@ -43,7 +57,8 @@ def _open(bundle: Bundle, name: EngineName, device: torch.device, threads: int |
     if bundle.engine(name).decoder is not None:
         from tandemrt.runtime.backends.executor import Executor
 
-        return Executor.open(bundle, name, device, threads)
+        assert weights is not None
+        return Executor.open(bundle, name, device, threads, weights)
     if name in HEADS and _runs_kernels(bundle, device):
         from tandemrt.runtime.backends.kernels import KernelEngine
 

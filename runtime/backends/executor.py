@@ -23,6 +23,7 @@ from tandemrt.runtime.backends.base import check_tensors
 from tandemrt.runtime.backends.buffers import bytes_of, plan_buffers
 from tandemrt.runtime.backends.constants import read_constants
 from tandemrt.runtime.backends.pieces import OpenPiece, open_piece
+from tandemrt.runtime.backends.shared_weights import SharedWeights
 
 _LOADING = 4  # pieces that load at a time: each holds its weights in host memory meanwhile
 
@@ -58,9 +59,12 @@ class Executor:
         self._memory = [torch.empty(size, dtype=torch.uint8, device=self.device) for size in self._buffers.sizes]
 
     @classmethod
-    def open(cls, bundle: Bundle, name: EngineName, device: torch.device, threads: int | None) -> "Executor":
+    def open(
+        cls, bundle: Bundle, name: EngineName, device: torch.device, threads: int | None, weights: SharedWeights
+    ) -> "Executor":
         """Open the decoder of engine ``name``. Raises as OnnxRuntimeEngine.open does."""
         entry = bundle.engine(name)
+        shared = weights.of(entry)
         decoder, contract = entry.decoder, entry.contract
         assert decoder is not None
         # Of this thread, not of those that load.
@@ -68,7 +72,7 @@ class Executor:
 
         def load(piece: Piece) -> OpenPiece:
             expected = decoder.contract_of(piece, contract)
-            return open_piece(bundle.folder / piece.file, expected, device, stream, threads)
+            return open_piece(bundle.folder / piece.file, expected, device, stream, threads, shared)
 
         steps = [piece for piece in decoder.pieces if piece is not decoder.constants]
         with ThreadPoolExecutor(_LOADING) as pool:

@@ -1,7 +1,7 @@
 """Pieces of a cut decoder as onnxruntime sessions that only enqueue: no wait, no node on the host."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tandemrt.engines.contract import Contract
@@ -22,19 +22,26 @@ _ENTRIES = {
 
 @dataclass(frozen=True)
 class OpenPiece:
-    """A piece in a session, and the names of its bindings."""
+    """A piece in a session, the names of its bindings, and what the session reads and does not keep."""
 
     session: "onnxruntime.InferenceSession"
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    initializers: "Mapping[str, onnxruntime.OrtValue]" = field(default_factory=dict)
 
     @classmethod
-    def of(cls, session: "onnxruntime.InferenceSession", expected: Contract, path: Path) -> "OpenPiece":
+    def of(
+        cls,
+        session: "onnxruntime.InferenceSession",
+        expected: Contract,
+        path: Path,
+        initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
+    ) -> "OpenPiece":
         """Raises BadBundle, naming ``path``, if the bindings of ``session`` are not ``expected``."""
         inputs, outputs = bindings(session.get_inputs()), bindings(session.get_outputs())
         if differences := expected.differences(Contract(inputs, outputs)):
             raise BadBundle(f"{path}: bindings differ from the manifest's: {'; '.join(differences)}; build it again")
-        return cls(session, tuple(b.name for b in inputs), tuple(b.name for b in outputs))
+        return cls(session, tuple(b.name for b in inputs), tuple(b.name for b in outputs), initializers or {})
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> "PieceCall":
         """Bind every input and output, contiguous and on the session's device."""
@@ -67,9 +74,16 @@ class PieceCall:
 
 
 def open_piece(
-    path: Path, expected: Contract, device: torch.device, stream: int, threads: int | None = None
+    path: Path,
+    expected: Contract,
+    device: torch.device,
+    stream: int,
+    threads: int | None = None,
+    initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
 ) -> OpenPiece:
     """Open ``path`` to enqueue on ``stream`` of a CUDA ``device``, or on a CPU with at most ``threads`` threads.
+
+    ``initializers``: see open_session.
 
     Raises as open_session does, and BadBundle if the bindings of the file are not ``expected``.
     """
@@ -77,5 +91,6 @@ def open_piece(
     if device.type == "cuda":
         name, options = cuda_provider(device, stream)
         provider, threads = (name, options | _CAPTURABLE), 1
-    session = open_session(path, [provider], entries=_ENTRIES if device.type == "cuda" else {}, threads=threads)
-    return OpenPiece.of(session, expected, path)
+    entries = _ENTRIES if device.type == "cuda" else {}
+    session = open_session(path, [provider], entries=entries, threads=threads, initializers=initializers)
+    return OpenPiece.of(session, expected, path, initializers)

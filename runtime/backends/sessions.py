@@ -37,15 +37,19 @@ def open_session(
     entries: Mapping[str, str] | None = None,
     threads: int | None = None,
     optimized: bool = True,
+    initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
 ) -> "onnxruntime.InferenceSession":
     """Open ``path`` on the first of ``providers``, with the session config ``entries`` and at most ``threads`` threads.
 
-    ``optimized``: onnxruntime may change the graph first; what runs once is not worth it.
+    ``optimized``: onnxruntime may change the graph first; what runs once is not worth it. ``initializers`` take the
+    place of the graph's own, of those names that it has; who opens the session keeps them as long as that.
     Raises BadBundle if onnxruntime cannot load the file, BackendUnavailable if it would run it elsewhere.
     """
     options = session_options(threads=threads, entries=entries)
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for name, value in (initializers or {}).items():
+        options.add_initializer(name, value)
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:  # onnxruntime raises a family of its own without a common public base

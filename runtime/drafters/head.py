@@ -20,7 +20,8 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
 
     def __init__(self, resources: DraftResources, *, query: int, chunk: int) -> None:
         super().__init__(resources, query=query, chunk=chunk)
-        # Row r > 0 of `_index` holds length + r - 1: where step r writes.
+        # Row r > 0 of `_index` holds length + r - 1: where step r writes. Row 0 is not read.
+        self._behind = cache(lambda batch, query: self._starts(batch, query) + -1)
         own = (resources.slots, 1, self._hidden)
         self._own_states = [Buffer(own, self._dtype, self._device) for _ in range(2)]  # of even and odd steps
         self._first_call = cache(self._bind_first)
@@ -30,15 +31,16 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
         """See Drafter.propose. One run of the head and one draw per drafted token."""
         batch, window, filters = this.batch, this.window, this.filters
         draft_probs, outputs = self._proposal(this)
+        self._backlog.feed()
 
         def work() -> None:
             self._chain(batch, window, keep_probs=draft_probs is not None, filters=filters)
 
-        self._run(("propose", batch, window, self._query, draft_probs is None, filters), work, outputs)
+        self._run(("propose", batch, window, draft_probs is None, filters), work, outputs)
         return draft_probs
 
     def _chain(self, batch: int, window: int, *, keep_probs: bool, filters: bool) -> None:
-        torch.add(self._state.view("length", batch), self._steps, out=self._index[:, :batch]).clamp_(min=0)
+        torch.add(self._state.view("length", batch), self._steps, out=self._index[:, :batch])
         self._feed(batch, window)
 
         def run(step: int) -> None:
@@ -49,11 +51,11 @@ class HeadDrafter(PairDrafter, StepwiseDrafter):
 
     def _feed(self, batch: int, window: int) -> None:  # noqa: ARG002
         """See PairDrafter._feed. What stands behind the pairs is written again."""
-        query, counts = self._query, self._counts[:batch]
+        query, counts = self._most_pairs, self._counts[:batch]
         self._begin_first(batch, query)
         rows = self._score_rows.view(batch, 1)
-        torch.add(counts[:, None], -1, out=rows).clamp_(min=0)
-        torch.add(rows, self._starts(batch, query), out=rows)
+        torch.clamp(counts[:, None], min=1, out=rows)
+        torch.add(rows, self._behind(batch, query), out=rows)
         torch.clamp(self._pair_tokens[:batch, :query], min=0, out=self._first_tokens.view(batch, query))
         self._first_call(batch, query).run()
 

@@ -8,8 +8,10 @@ from tandemrt.engines.calls import NO_PROMPTS, Packed, beside
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call, prompt_rows
 from tandemrt.runtime.device import upload
+from tandemrt.runtime.drafters.backlog import Backlog
 from tandemrt.runtime.drafters.drawing import DrawingDrafter
 from tandemrt.runtime.drafters.resources import DraftResources
+from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.planner import Chunk
 from tandemrt.runtime.round.round import Round
@@ -20,9 +22,10 @@ class PairDrafter(DrawingDrafter):
     """Keeps the pairs that are in no cache yet, and feeds those of prompts.
 
     Token j + 1 of a text goes with the target's state of token j, at place j of the head's cache. Verification makes as
-    many pairs certain as it emits tokens; they are fed when the next round begins (``_feed``), also by one that drafts
-    nothing, because their states are kept for one round only. So the cache holds what the target's states make of a
-    text, and nothing else is read. A text of one token has no pair yet: nothing sensible is drafted behind it.
+    many pairs certain as it emits tokens; they are fed when the next round begins (``_feed``), or when several rounds
+    that draft nothing have made as many as a window makes, because no more states are kept. So the cache holds what the
+    target's states make of a text, and nothing else is read. A text of one token has no pair yet: nothing sensible is
+    drafted behind it.
 
     Over a paged cache, prompts are fed behind the target's call of the round, which gives their states; one that ends
     in a round is drafted for from the next one on.
@@ -36,12 +39,14 @@ class PairDrafter(DrawingDrafter):
         device, dtype, slots, window = self._device, self._dtype, resources.slots, resources.window
         self._hidden = int(self._engines["draft"].contract["states"].shape[-1])
         self._features = int(self._engines["fuse"].contract["features"].shape[-1])
+        self._most_pairs = window + 1
+        self._backlog = Backlog(self._most_pairs)
         # Pairs of each slot, `_counts` of them behind `length` - `_counts`; behind them stands -1 as a token.
         self._pair_tokens = torch.zeros(slots, query, dtype=torch.int64, device=device).fill_(-1)
-        self._pair_states = torch.zeros(slots, window + 1, self._hidden, dtype=dtype, device=device)
+        self._pair_states = torch.zeros(slots, self._most_pairs, self._hidden, dtype=dtype, device=device)
         self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
         self._has_pairs = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._query = 1  # pairs that any slot may have
+        self._slot_ids = torch.arange(slots, device=device)
         self._first_index = torch.zeros(slots, dtype=torch.int64, device=device)
         self._first_tokens = Buffer((slots, query), torch.int64, device)
         self._first_states = Buffer((slots, query, self._hidden), dtype, device)
@@ -65,6 +70,10 @@ class PairDrafter(DrawingDrafter):
         """See SlotListener.leave."""
         self._pair_tokens[slot] = -1
         self._counts[slot] = 0
+
+    def held(self, running: Running) -> int:
+        """See Drafter.held."""
+        return self._backlog.held(running)
 
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         """See Drafter.prefill. Token by token behind the one that it is paired with."""
@@ -100,11 +109,12 @@ class PairDrafter(DrawingDrafter):
         self._pair_tokens[slot : slot + slots, 0] = last
         self._pair_states[slot : slot + slots, 0] = states[:, count - 1]
         self._counts[slot : slot + slots] = 1
+        self._backlog.join()
 
     def skip(self, this: Round) -> None:
-        """See Drafter.skip. The pairs of its rows are fed."""
-        if this.batch:
-            self._run(("feed", this.batch, self._query), lambda: self._feed(this.batch, 0), [])
+        """See Drafter.skip. The pairs of its rows are fed where no more may wait."""
+        if this.batch and not self._backlog.may_wait(this):
+            self._run(("feed", this.batch), lambda: self._feed(this.batch, 0), [])
 
     def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
         """See Drafter.reads. Token by token behind the one that it is paired with."""
@@ -124,12 +134,18 @@ class PairDrafter(DrawingDrafter):
 
     def verified(self, this: Round) -> None:
         """See Drafter.verified. What was emitted is paired with the states that the target computed for the window."""
-        batch, query = this.batch, this.window + 1
-        self._pair_states[:batch, :query] = self._fused.view(batch, query, self._hidden)
-        self._pair_tokens[:batch, :query] = self._buffers.tokens.view(batch, query)
-        self._pair_tokens[:batch, query:] = -1
-        self._counts[:batch].copy_(self._buffers.count.view(batch))
-        self._query = query
+        batch, query, counts = this.batch, this.window + 1, self._counts[: this.batch]
+        states, tokens = self._fused.view(batch, query, self._hidden), self._buffers.tokens.view(batch, query)
+        if self._backlog.emitted(this):
+            self._pair_states[:batch, :query] = states
+            self._pair_tokens[:batch, :query] = tokens
+            self._pair_tokens[:batch, query:] = -1
+            counts.copy_(self._buffers.count.view(batch))
+            return
+        one_behind = (self._slot_ids[:batch], counts)  # a round that others wait behind emits a token at most
+        self._pair_states[one_behind] = states[:, 0]
+        self._pair_tokens[one_behind] = tokens[:, 0]
+        counts.add_(self._buffers.count.view(batch))
 
     def _begin_first(self, batch: int, query: int) -> None:
         """Say where the pairs of [0, batch) begin, and their states in the first run, ``query`` wide.
@@ -137,12 +153,11 @@ class PairDrafter(DrawingDrafter):
         A slot without any writes behind its text, with states of zeros: free slots share a scratch block, so all of
         them must write the same (SlotState.leave).
         """
-        counts, index, pairs = self._counts[:batch], self._first_index[:batch], self._query
-        torch.add(self._state.view("length", batch), counts * -1, out=index).clamp_(min=0)
-        states = self._first_states.view(batch, query, self._hidden)
+        counts, pairs = self._counts[:batch], self._most_pairs
+        torch.sub(self._state.view("length", batch), counts, out=self._first_index[:batch])
         torch.clamp(counts, max=1, out=self._has_pairs[:batch])
-        kept = self._pair_states[:batch, :pairs]
-        states[:, :pairs] = kept * self._has_pairs[:batch, None, None].to(kept.dtype)
+        states = self._first_states.view(batch, query, self._hidden)[:, :pairs]
+        torch.mul(self._pair_states[:batch], self._has_pairs[:batch, None, None], out=states)
 
     def _fed(self, states: Buffer, tokens: torch.Tensor) -> torch.Tensor:
         """The states that ``tokens`` [batch, query] are fed with, in the form of the cache."""

@@ -11,6 +11,7 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.drafters.at_once import AtOnceDrafter, write_masked
+from tandemrt.runtime.drafters.backlog import Backlog
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer
@@ -25,7 +26,8 @@ class ParallelDrafter(AtOnceDrafter):
     The last token and every mask behind it foresee one token each, which are drawn at once. What masks have written
     into the cache is written again by the next round: of drafted tokens that were accepted no state is kept.
 
-    A round that drafts nothing feeds what was emitted, too. Over a paged cache, a round's prompts ride along.
+    Rounds that draft nothing leave what they emit for later, as much as a window may emit. Over a paged cache, a
+    round's prompts ride along.
 
     ``mask_token`` is what the model was trained with; ``reach``: see Drafter.
     """
@@ -37,7 +39,8 @@ class ParallelDrafter(AtOnceDrafter):
         # Tokens of each slot that are in no cache yet, and -1 behind them: `_counts` of them up to `length`.
         self._line = torch.zeros(slots, 2 * window, dtype=torch.int64, device=device).fill_(-1)
         self._counts = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._query = 1  # tokens that any slot may have
+        self._backlog = Backlog(window + 1)
+        self._slot_ids = torch.arange(slots, device=device)
         self._index = torch.zeros(slots, dtype=torch.int64, device=device)
         self._token_ids = Buffer((slots, 2 * window), torch.int64, device)
         self._run_call = cache(self._bind_run)
@@ -52,6 +55,10 @@ class ParallelDrafter(AtOnceDrafter):
         self._line[slot] = -1
         self._counts[slot] = 0
 
+    def held(self, running: Running) -> int:
+        """See Drafter.held."""
+        return self._backlog.held(running)
+
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
         """See Drafter.prefill."""
         length = self._state.view("length", slot + len(tokens))[slot:]
@@ -63,17 +70,19 @@ class ParallelDrafter(AtOnceDrafter):
         self._expect([chunk.slot for chunk in chunks], [texts[chunk.slot][chunk.end] for chunk in chunks])
 
     def skip(self, this: Round) -> None:
-        """See Drafter.skip. What its rows have is fed."""
+        """See Drafter.skip. What its rows have is fed with prompts, or where no more may wait."""
         batch, prompts = this.batch, this.prompts
         if prompts != NO_PROMPTS:
+            self._backlog.feed()
             self._graphs.run_eagerly(lambda: self._feed(batch, 0, prompts), "prompts")
-        elif batch:
-            self._run(("feed", batch, self._query), lambda: self._feed(batch, 0, prompts), [])
+        elif batch and not self._backlog.may_wait(this):
+            self._run(("feed", batch), lambda: self._feed(batch, 0, prompts), [])
 
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of the draft model and one draw."""
         batch, window, filters, prompts = this.batch, this.window, this.filters, this.prompts
         draft_probs, outputs = self._proposal(this)
+        self._backlog.feed()
 
         def work() -> None:
             self._feed(batch, window, prompts)
@@ -82,16 +91,20 @@ class ParallelDrafter(AtOnceDrafter):
         if prompts != NO_PROMPTS:
             self._graphs.run_eagerly(work, "prompts")
         else:
-            self._run(("propose", batch, window, self._query, draft_probs is None, filters), work, outputs)
+            self._run(("propose", batch, window, draft_probs is None, filters), work, outputs)
         return draft_probs
 
     def verified(self, this: Round) -> None:
         """See Drafter.verified."""
-        batch, query = this.batch, this.window + 1
-        self._line[:batch, :query] = self._buffers.tokens.view(batch, query)
-        self._line[:batch, query:] = -1
-        self._counts[:batch].copy_(self._buffers.count.view(batch))
-        self._query = query
+        batch, query, counts = this.batch, this.window + 1, self._counts[: this.batch]
+        tokens = self._buffers.tokens.view(batch, query)
+        if self._backlog.emitted(this):
+            self._line[:batch, :query] = tokens
+            self._line[:batch, query:] = -1
+            counts.copy_(self._buffers.count.view(batch))
+            return
+        self._line[self._slot_ids[:batch], counts] = tokens[:, 0]  # it emits a token at most
+        counts.add_(self._buffers.count.view(batch))
 
     def _expect(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """The token that the next round feeds is the only one of these slots."""
@@ -99,6 +112,7 @@ class ParallelDrafter(AtOnceDrafter):
             self._line[slot] = -1
             upload([token], self._line[slot, :1])
             self._counts[slot] = 1
+        self._backlog.join()
 
     def _feed(self, batch: int, window: int, prompts: Packed) -> None:
         """Run the model over what is in no cache yet, masks behind it. A slot without any has masks alone."""
@@ -107,7 +121,7 @@ class ParallelDrafter(AtOnceDrafter):
             alone = beside(0, prompts)
             prompts_call(self._engines["draft"], self._cache, self._runs, alone, self._logits).run()
             return
-        query, counts = self._query + max(0, window - 1), self._counts[:batch]
+        query, counts = self.window + 1 + max(0, window - 1), self._counts[:batch]
         line = self._line[:batch, :query]
         ids = self._token_ids.view(batch, query)
         write_masked(ids, line, self._mask)

@@ -30,18 +30,19 @@ class ParallelHeadDrafter(PairDrafter, AtOnceDrafter):
         """See Drafter.propose. One run of the head and one draw."""
         batch, window, filters = this.batch, this.window, this.filters
         draft_probs, outputs = self._proposal(this)
+        self._backlog.feed()
 
         def work() -> None:
             self._feed(batch, window)
             self._draw(batch, window, keep_probs=draft_probs is not None, filters=filters)
 
-        self._run(("propose", batch, window, self._query, draft_probs is None, filters), work, outputs)
+        self._run(("propose", batch, window, draft_probs is None, filters), work, outputs)
         return draft_probs
 
     def _feed(self, batch: int, window: int) -> None:
         """See PairDrafter._feed. A slot without pairs has masks alone."""
         scored, counts = max(1, window), self._counts[:batch]
-        query = self._query + scored - 1
+        query = self._most_pairs + scored - 1
         self._begin_first(batch, query)
         line, ids = self._pair_tokens[:batch, :query], self._first_tokens.view(batch, query)
         write_masked(ids, line, self._mask)

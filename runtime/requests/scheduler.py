@@ -100,7 +100,7 @@ class Scheduler:
             leading = {*begun, *(waiting.request for waiting in self._waiting if waiting.ready)}
             due = [each for each in self._waiting if each.ready or (each.enforced and each.leader in leading)]
             turns = islice(chain(self._preempted, self._turns.order(due, begun)), slots.free)
-            self._called = [waiting for waiting in turns if not waiting.follows]
+            self._called = [waiting for waiting in turns if waiting.ready]
         for waiting in self._called:
             try:
                 running = slots.join(waiting)  # takes it out of the queue, see join

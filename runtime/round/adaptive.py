@@ -6,7 +6,8 @@ them.
 
 The chance is counted per request over its last windows, and forgotten by and by, in favour of hope: so drafts that were
 useless are tried again every few dozen rounds. The cost is what rounds of as many rows and that window took when
-nothing disturbed them; what no round has taken yet is guessed from the windows beside it.
+nothing disturbed them; a GPU is asked when the bundle opens (capture.py). What no round has taken yet is guessed from
+the windows beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,11 @@ class RoundCosts:
         if 0 in known:
             seconds = min(seconds, (1 + window) * known[0])
         known[window] = min(seconds, _RISE * known.get(window, seconds))
+
+    def measured(self, batch: int, window: int, seconds: float) -> None:
+        """A round of ``batch`` rows and ``window`` drafted tokens takes ``seconds``."""
+        self._met.add((batch, window))
+        self._seconds.setdefault(batch, {})[window] = seconds
 
     def of(self, batch: int, window: int) -> float:
         """The cost of a round of ``batch`` rows and ``window`` drafted tokens; only quotients mean anything."""

@@ -6,6 +6,7 @@ captured when they occur. Calls with prompts are run in every size; small ones a
 again.
 """
 
+import time
 from collections.abc import Callable
 
 from tandemrt.engines import calls
@@ -31,6 +32,8 @@ def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None
         progress(done, len(rounds))
         buffers.draft_len.device.fill_(this.window)
         _run(loop, this)
+        if loop.windows.adaptive and not this.filters:
+            loop.windows.costs.measured(this.batch, this.window, _seconds(loop, this))
         for slot in range(this.batch):
             loop.tandem.state.leave(slot)
             loop.drafter.leave(slot)
@@ -41,11 +44,39 @@ def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None
 
 
 def _run(loop: Loop, this: Round) -> None:
-    draft_probs = loop.drafter.propose(this) if this.window and loop.drafter.ahead else None
+    draft_probs = None
+    if this.window and loop.drafter.ahead:
+        draft_probs = loop.drafter.propose(this)
+    else:
+        loop.drafter.skip(this)
     loop.tandem.score(this)
     loop.drafter.scored(this)
     loop.tandem.verify(this, draft_probs)
     loop.drafter.verified(this)
+
+
+def _seconds(loop: Loop, this: Round) -> float:
+    """What a round takes in the mean, once it is captured. Nothing may be emitted, so that no slot moves on.
+
+    Rounds that draft nothing feed a draft once in so many as the largest window has tokens.
+    """
+    loop.tandem.buffers.bitmask.device.zero_()
+    rounds = loop.windows.largest + 1
+    for _ in range(0 if this.window else rounds):
+        _run(loop, this)
+    _wait(loop)
+    start = time.perf_counter()
+    for _ in range(rounds):
+        _run(loop, this)
+    _wait(loop)
+    loop.tandem.buffers.bitmask.device.fill_(-1)
+    return (time.perf_counter() - start) / rounds
+
+
+def _wait(loop: Loop) -> None:
+    with loop.clock.copies(behind=True):
+        mark = loop.clock.mark_copies()
+    loop.clock.wait(mark)
 
 
 def _run_prompts(loop: Loop) -> None:

@@ -93,9 +93,11 @@ class Loop:
             waits = this.waits or (last is not None and last.round.waits)
             timetable = self._overlapped if self.overlap and not waits else self._in_lockstep
             self._last = timetable(this, last, self.drafter.ahead and not waits)
-            # In the long run a step takes as long as the device's round, with overlap too.
+            # With overlap a step takes as long as the target of the round before and the drafts of this one.
             if self._last is not None and last is not None and this.prompts == NO_PROMPTS and not waits:
-                self.windows.costs.note(this.batch, self._last.round.window, time.perf_counter() - started)
+                one, two = (each.round for each in (last, self._last))
+                if not self.overlap or (one.batch, one.window) == (two.batch, two.window):
+                    self.windows.costs.note(two.batch, two.window, time.perf_counter() - started)
         elif last is not None:
             self._stages.commit(last, self._stages.fetch(None, last))
         else:

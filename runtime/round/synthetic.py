@@ -16,7 +16,7 @@ def accept(mean: float, running: Running, tokens: Sequence[int], masks: MaskRows
     Returns how many are accepted.
     """
     whole, part = divmod(mean - 1, 1)
-    more = part > accept_coin(running.request.seed, len(running.tokens))
+    more = part > 0 and part > accept_coin(running.request.seed, len(running.tokens))  # a coin takes a while
     count = min(int(whole) + int(more), len(tokens))
     for at in range(count):
         bitmask.allow_only(masks.own(first + at), tokens[at])

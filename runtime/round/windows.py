@@ -40,7 +40,7 @@ class Windows:
         self.masked = masked
         self.costs = RoundCosts()
         self._drafts = drafts
-        self._adaptive = adaptive
+        self.adaptive = adaptive and drafts
 
     def of(self, live: int) -> int:
         """The most drafted tokens of a round with ``live`` requests, at least one."""
@@ -54,7 +54,7 @@ class Windows:
         if not self._drafts:
             return 0
         most = self.of(len(rates))
-        if fixed or not self._adaptive or not most:
+        if fixed or not self.adaptive or not most:
             return most
         return best_window(rates, {window: self.costs.of(batch, window) for window in self._steps(most)})
 
@@ -63,7 +63,7 @@ class Windows:
         most = self.of(live)
         if not self._drafts:
             return [0]
-        return self._steps(most) if self._adaptive and most else [most]
+        return self._steps(most) if self.adaptive and most else [most]
 
     def _steps(self, most: int) -> list[int]:
         """Few, because each is a shape of its own for every number of rows."""

@@ -6,7 +6,8 @@ import sys
 import pytest
 import typer
 
-from tools import bench_gpu
+from tools import bench_gpu, bench_windows
+from tools.gpu.models import make_bundle
 from tools.gpu.trace import summary
 from tools.random_checkpoint import Dtype, Size
 from tools.random_pair import write_pair
@@ -98,6 +99,23 @@ def test_another_draft_is_accepted_as_often_as_was_asked(bench, kind):
     both = figures["batch 1"]
     assert (both["plain"]["acceptance_length"], both["speculated"]["acceptance_length"]) == (1, 2)
     assert both["speculated"]["device_ms"]["propose"] > 0
+
+
+def test_windows_that_adapt_are_measured_beside_each_fixed_one(models, tmp_path, monkeypatch, capsys):
+    sizes = {"device": "cpu", "batch": 2, "length": 128, "chunk": 32, "window": 2}
+    bundle = make_bundle(models, "adapting", **sizes).folder
+    out = tmp_path / "windows.json"
+    asked = ["--batches", "2", "--prompt", "8", "--tokens", "6", "--repeats", "1", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["bench_windows", str(bundle), *asked])
+    with pytest.raises(SystemExit):
+        typer.run(bench_windows.main)
+    figures = json.loads(out.read_text())
+    assert list(figures) == ["useful x 2", "useless x 2", "mixed x 2"]
+    assert capsys.readouterr().out.count("of plain decoding") == 3
+    for found in figures.values():
+        rates = found["tokens_per_second"]
+        assert list(rates) == ["window 0", "window 1", "window 2", "adaptive"]
+        assert found["of_best"] == rates["adaptive"] / max(rate for name, rate in rates.items() if name != "adaptive")
 
 
 def test_a_part_that_fails_is_told_and_hides_no_other(bench):

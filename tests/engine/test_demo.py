@@ -150,7 +150,7 @@ def test_the_doctor_names_every_backend() -> None:
         assert backend in printed
 
 
-@pytest.mark.parametrize(("recipe", "floor"), [("demo-eagle3", 3.9), ("demo-dflash", 4.9)])
+@pytest.mark.parametrize(("recipe", "floor"), [("demo-eagle3", 3.9), ("demo-pard", 5.4), ("demo-dflash", 4.9)])
 def test_the_demos_trained_drafts_draft_and_change_no_text(tmp_path: Path, llm: LLM, recipe: str, floor: float) -> None:
     folder = build(Recipe.load(locate(recipe)), tmp_path / recipe).folder
     prompts = [example.prompt_messages() for example in EXAMPLES[:8]]

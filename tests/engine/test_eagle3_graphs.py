@@ -70,7 +70,7 @@ class Exported:
         checkpoint = Checkpoint.open(folder)
         spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET), parallel=parallel)
         head = build_eagle3(spec, checkpoint, dtype="float32", capacity=CAPACITY, attention=attention)
-        return cls(folder, spec, build_fuse(spec, checkpoint, dtype="float32"), head)
+        return cls(folder, spec, build_fuse(spec, checkpoint, dtype="float32", attention=attention), head)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         states = torch.empty(len(features), self.hidden)

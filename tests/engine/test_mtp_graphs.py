@@ -103,7 +103,7 @@ def test_more_tokens_than_layers_are_those_of_the_definition(
         ("deepseek", {"num_nextn_predict_layers": None}, "should say how many such layers there are, it is None"),
         ("deepseek", {"num_nextn_predict_layers": 0}, "should say how many such layers there are, it is 0"),
         ("deepseek", {"num_hidden_layers": 7}, "num_hidden_layers should be the target's, 8, it is 7"),
-        ("speculators", {"quantization_config": {"quant_method": "fp8"}}, "a head must come with whole weights"),
+        ("speculators", {"quantization_config": {"quant_method": "fp8"}}, "by itself must come with whole weights"),
         ("speculators", {"num_nextn_predict_layers": 3}, "num_nextn_predict_layers is 3, which the exporter does not"),
         ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3', which the"),
         ("speculators", {"draft_vocab_size": 3}, "the field(s) 'draft_vocab_size'"),

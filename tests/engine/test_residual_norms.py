@@ -12,7 +12,7 @@ from tandemrt.engines.contract import Binding
 from tandemrt.export.model.builder import LIBRARY, GraphBuilder
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.model.lowerings import Lowering
-from tandemrt.export.passes.residual_norms import fuse_residual_norms
+from tandemrt.export.passes.residual_norms import fuse_lone_norms, fuse_residual_norms
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import make_checkpoint
@@ -114,9 +114,30 @@ def test_a_sum_that_broadcasts_and_a_norm_over_more_than_the_last_dimension_stay
 
 
 @pytest.mark.parametrize("lowering", ["grouped", "paged"])
-def test_of_a_decoders_norms_only_the_first_stands_alone(lowering: Lowering, tmp_path: Path) -> None:
+def test_of_a_decoders_norms_only_the_first_is_none_of_a_sum(lowering: Lowering, tmp_path: Path) -> None:
     make_checkpoint("llama tied", tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     spec = ModelSpec.from_hf(checkpoint.config)
     found = operators(build_decoder(spec, checkpoint, dtype="float32", capacity=64, attention=lowering))
-    assert (found.count(NORM), found.count(FUSED)) == (1, 2 * spec.layers)
+    joined = lowering == "paged"  # as one of its double
+    assert (found.count(NORM), found.count(FUSED)) == (1 - joined, 2 * spec.layers + joined)
+
+
+def test_a_norm_by_itself_becomes_one_of_its_double() -> None:
+    model = graph(lambda b, skip, x: {"normed": norm(b, x), "other": b.op("Neg", skip)})
+    expected = run(model)
+    fuse_lone_norms(model)
+    assert operators(model) == [FUSED, ("", "Neg")]
+    for found, value in zip(run(model), expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-6)
+
+
+def test_a_norm_in_half_precision_stays_because_the_double_might_overflow() -> None:
+    b = GraphBuilder("g")
+    x = b.input(Binding("x", "float16", ("batch", WIDTH)))
+    b.output(
+        Binding("y", "float16", ("batch", WIDTH)), b.op("RMSNormalization", x, b.constant([1.0] * WIDTH, "float16"))
+    )
+    model = b.model()
+    fuse_lone_norms(model)
+    assert operators(model) == [NORM]

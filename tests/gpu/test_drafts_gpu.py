@@ -1,29 +1,42 @@
 """Heads, parallel and block drafts on a CUDA device: every piece is a graph, and what is drafted changes no text."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tandemrt import LLM
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tests.engine.draft_kinds import KINDS, SIZES, Target
+from tandemrt.export.quantize.publish import publish
+from tests.engine.draft_kinds import EAGLE3, KINDS, SIZES, Target
 from tests.gpu.rounds import MIXED, SCHEMA, drive, first_difference, paged, told
 from tests.makers import tiny_checkpoint, write_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+FLOAT8 = "eagle3 in float8"
+
+
+@pytest.fixture(scope="module", params=[*KINDS, FLOAT8])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A bundle in bfloat16, and parameters with which many a draft is accepted."""
-    name, kind = request.param, KINDS[request.param]
-    folder = tmp_path_factory.mktemp(name)
+    name = "eagle3" if request.param == FLOAT8 else request.param
+    kind, folder = KINDS[name], tmp_path_factory.mktemp(name)
     target = tiny_checkpoint(folder / "target", **SIZES)
-    kind.save(folder / "draft", Target(target))
+    if request.param == FLOAT8:  # whose products have 16 outputs, or a multiple of it
+        whole = replace(EAGLE3, draft_vocab=16).save(folder / "whole")
+        publish(whole, folder / "draft", "fp8")
+        ids = load_file(whole / "model.safetensors")["d2t"] + torch.arange(16)
+        known = [token for token in ids.tolist() if token < 256]
+    else:
+        kind.save(folder / "draft", Target(target))
+        known = list(kind.known(folder / "draft"))
     drafting = f'kind = "{name}"\ncheckpoint = "{folder / "draft"}"\nwindow = {kind.window}'
     recipe = write_recipe(
         folder / "tiny.toml",
@@ -34,7 +47,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         length=256,
         prefill_chunk=64,
     )
-    known = kind.known(folder / "draft")
     return build(Recipe.load(recipe), folder / "bundle").folder, (
         {"logit_bias": dict.fromkeys(known, 30.0), "ignore_eos": True} if known else {}
     )

@@ -259,6 +259,21 @@ def test_a_text_too_complex_behind_one_drafted_token_only_ends_where_that_is_tak
         fill(state, [], rows)
 
 
+def test_a_row_behind_a_draft_that_could_not_be_written_allows_nothing(monkeypatch):
+    grammar = regex_grammar("abc")
+    written = grammar.fill
+
+    def fill_and_fail(row):
+        written(row)
+        if grammar._text:
+            raise BadRequest("too complex")
+
+    monkeypatch.setattr(grammar, "fill", fill_and_fail)
+    rows = rows_for("..")
+    assert fill(constraint(grammar=grammar), [A, B], rows) == 1
+    assert not rows[1].any()
+
+
 def test_what_a_run_held_before_a_text_became_too_complex_is_kept_whatever_was_drafted():
     for draft in ([], [MERGED[b"\n\n"]], [A, BRACE], [A, BRACE, A]):
         state = constraint(thinking=rule(start=(A, A)), grammar=json_grammar(TOO_COMPLEX_BEHIND_A_BRACE), prompt=[A])

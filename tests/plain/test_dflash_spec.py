@@ -51,7 +51,6 @@ def test_layers_that_slide_are_causal_unless_the_config_says_otherwise() -> None
         ({"sample_from_anchor": True}, {}, "sample_from_anchor is True, which the exporter does not implement"),
         ({"speculators_model_type": "dspark"}, {}, "speculators_model_type is 'dspark', which the exporter does not"),
         ({"markov_rank": 256}, {}, "the field(s) 'markov_rank'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, {}, "a head must come with whole weights"),
     ],
 )
 def test_configs_that_do_not_fit_are_refused(changes: Any, layer: Any, message: str) -> None:

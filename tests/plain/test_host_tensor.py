@@ -44,6 +44,8 @@ OPERATIONS = {
     "index_select": lambda lib, t: lib.index_select(t + 1, 0, lib.tensor([1, 1, 0], dtype=lib.int64), out=t),
     "zeros_like": lambda lib, t: t.copy_(lib.zeros_like(t)),
     "clamp": lambda lib, t: lib.clamp(t[:, :1], min=5, out=t[:, 1:2]),
+    "sub": lambda lib, t: lib.sub(t[:, :1], t[:, 2:3], out=t[:, 1:2]),
+    "mul": lambda lib, t: lib.mul(t[:, :1], t[:, 2:3], out=t[:, 1:2]),
 }
 
 
@@ -95,3 +97,10 @@ def test_views_slices_and_dtypes_share_their_memory() -> None:
 def test_what_is_not_contiguous_has_no_view_in_another_shape() -> None:
     with pytest.raises(ValueError, match="does not lie in memory"):
         host.zeros(2, 3).T.view(6)
+
+
+@pytest.mark.parametrize("library", [host, real])
+def test_clamp_changes_no_dtype(library):
+    given, out = (library.zeros(3, dtype=getattr(library, dtype)) for dtype in ("int64", "float32"))
+    with pytest.raises((RuntimeError, TypeError)):
+        library.clamp(given, max=1, out=out)

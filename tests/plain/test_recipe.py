@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES
-from tandemrt.engines.recipe import INCLUDED, DFlashDraft, Eagle3Draft, ModelDraft, NgramDraft, Recipe, locate
+from tandemrt.engines.recipe import (
+    INCLUDED,
+    DFlashDraft,
+    Eagle3Draft,
+    ModelDraft,
+    NgramDraft,
+    PardDraft,
+    Recipe,
+    locate,
+)
 
 MINIMAL = 'name = "r"\n[target]\ncheckpoint = "models/target"\n'
 
@@ -90,7 +99,7 @@ def test_a_recipe_cannot_be_changed(tmp_path: Path) -> None:
 
 def test_included_recipes_load_and_are_found_by_name() -> None:
     demos: dict[str, type] = {"demo": ModelDraft, "demo-cuda": ModelDraft, "demo-rtx": ModelDraft}
-    demos |= {"demo-ngram": NgramDraft, "demo-eagle3": Eagle3Draft, "demo-dflash": DFlashDraft}
+    demos |= {"demo-ngram": NgramDraft, "demo-eagle3": Eagle3Draft, "demo-pard": PardDraft, "demo-dflash": DFlashDraft}
     pairs = {"qwen3-8b": ModelDraft, "llama-3.1-8b": ModelDraft}
     assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs}
     for name, kind in (demos | pairs).items():

@@ -67,10 +67,10 @@ def make_models(
     )
 
 
-def make_draft(folder: Path, kind: Kind, *, device: str) -> None:
-    """Write a draft of ``kind`` for the target in ``folder`` beside it, unless it is there."""
-    if kind is not Kind.MODEL and not (folder / kind / "config.json").is_file():
-        write_draft(folder / kind, kind, folder / "target", device=device, dtype=_dtype(device))
+def make_draft(folder: Path, kind: Kind, *, device: str, float8: bool) -> None:
+    """Write a draft of ``kind`` for the target in ``folder`` beside it; one of a model was written with it."""
+    if kind is not Kind.MODEL:
+        write_draft(folder / kind, kind, folder / "target", device=device, dtype=_dtype(device), float8=float8)
 
 
 def make_bundle(

@@ -1,0 +1,129 @@
+"""Draft heads in float8: what ``export quantize`` writes of one drafts as the definition does with the same weights, up
+to the rounding of inputs, and changes no text.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tandemrt import LLM
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BadCheckpoint, BadRequest
+from tandemrt.export.build import build
+from tandemrt.export.quantize.publish import publish
+from tandemrt.export.quantize.stored import read_matrix
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.quantization.config import read_quantization
+from tests.eagle3 import Definition, Head
+from tests.engine.draft_kinds import DFLASH, EAGLE3, PEAGLE, SIZES
+from tests.engine.test_drafts import answers, recipe_of
+from tests.engine.test_eagle3_graphs import PLAIN, VOCAB, Exported
+from tests.engine.test_invisible import told
+from tests.heads import Weights
+from tests.makers import tiny_checkpoint
+
+WIDE = replace(PLAIN, draft_vocab=48, norm_before_fc=True)  # products in float8 have 16 outputs, or a multiple of it
+
+
+def narrow(head: Head, folder: Path) -> Path:
+    """The checkpoint of ``head`` in float8."""
+    return publish(head.save(folder / "whole"), folder / "narrow", "fp8").folder
+
+
+def restored(folder: Path) -> Weights:
+    """Its weights as numbers."""
+    checkpoint = Checkpoint.open(folder)
+    how = read_quantization(checkpoint.config, folder)
+    assert how is not None
+    found = {}
+    for name, tensor in checkpoint.tensors.items():
+        module, _, kind = name.rpartition(".")
+        scheme = how.scheme(module) if f"{name}_scale" in checkpoint.tensors else None
+        if kind == "weight" and len(tensor.shape) == 2:
+            found[name] = torch.from_numpy(np.array(read_matrix(module, checkpoint.tensors, scheme)))
+        elif kind != "weight_scale":
+            found[name] = torch.from_numpy(checkpoint.read(name, tensor.shape, (tensor.dtype,)).copy())
+    return found
+
+
+def test_layers_and_the_heads_own_products_are_in_float8_and_what_fuses_is_not(tmp_path: Path) -> None:
+    folder = narrow(WIDE, tmp_path)
+    stored = {name: tensor.dtype for name, tensor in Checkpoint.open(folder).tensors.items()}
+    whole = {name for name, dtype in stored.items() if name.endswith(".weight") and dtype == "float32"}
+    assert {name for name, dtype in stored.items() if dtype == "float8_e4m3fn"} == {
+        "lm_head.weight",
+        *(f"layers.0.self_attn.{kind}_proj.weight" for kind in "qkvo"),
+        *(f"layers.0.mlp.{kind}_proj.weight" for kind in ("gate", "up", "down")),
+    }
+    assert "fc.weight" in whole
+    assert json.loads((folder / "config.json").read_text())["quantization_config"]["ignore"] == ["fc"]
+
+
+def test_four_bits_are_refused_for_a_head(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="scheme must be fp8 for a draft that reads its target's states; got int4"):
+        publish(WIDE.save(tmp_path / "whole"), tmp_path / "narrow", "int4")
+
+
+def test_rounds_of_drafted_tokens_are_near_those_of_the_definition(tmp_path: Path) -> None:
+    """Inputs are rounded to float8 in the graph and not in the definition: 3 bits of each number."""
+    folder = narrow(WIDE, tmp_path)
+    weights = restored(folder)
+    exported, defined = Exported.of(folder), Definition(WIDE, weights)
+    draw = torch.Generator().manual_seed(5)
+    text, features = torch.randint(VOCAB, (12,), generator=draw), torch.randn(12, 3 * 32, generator=draw)
+    ids, states = weights["d2t"] + torch.arange(WIDE.draft_vocab), defined.fuse(features)
+    found, state = exported(text[1:], exported.fuse(features)[:-1], 0, 10)
+    expected, fed_back = (each[-1:] for each in defined(text[1:], states[:-1]))
+    for step in range(4):
+        error = (found[:, ids] - expected).norm() / expected.norm()
+        assert 0 < error < 0.15, f"step {step}: {error:.3f}"
+        token = ids[expected.argmax(-1)]
+        found, state = exported(token, state, 11 + step, 0)
+        expected, fed_back = defined(token, fed_back)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dflash"])
+def test_what_it_drafts_changes_no_text(tmp_path: Path, kind: str) -> None:
+    """In steps, as on a GPU: every product of the head's layers is one in float8."""
+    target = tiny_checkpoint(tmp_path / "target", **SIZES)
+    head: Any = replace({"eagle3": EAGLE3, "peagle": PEAGLE, "dflash": DFLASH}[kind], draft_vocab=16)
+    bundle = build(recipe_of(kind, tmp_path, target, narrow(head, tmp_path), "paged"), tmp_path / "bundle").folder
+    decoder = Bundle.open(bundle).engine("draft").decoder
+    assert decoder is not None
+    products = [step.name for step in decoder.operators if step.name in ("scaled_product", "float8_product")]
+    assert len(products) == 4 * head.layers + 1
+    known = (restored(tmp_path / "narrow")["d2t"] + torch.arange(16)).tolist()
+    spelled = [token for token in known if token < 256]
+    among = {"logit_bias": dict.fromkeys(spelled, 30.0), "ignore_eos": True}
+    requests = [("among " * (3 + i), {"temperature": 0.7 * i, "seed": i, "max_tokens": 40, **among}) for i in range(4)]
+    with LLM(bundle, device="cpu", threads=1) as llm:
+        found, plain = answers(llm, requests), answers(llm, requests, window=0)
+    assert [told(output) for output in found] == [told(output) for output in plain]
+    assert sum(output.speculation.num_accepted_draft_tokens for output in found) > 3
+
+
+def test_a_head_whose_scores_are_the_targets_leaves_them_out(tmp_path: Path) -> None:
+    target = tiny_checkpoint(tmp_path / "target", **SIZES)
+    whole = replace(DFLASH, draft_vocab=DFLASH.vocab)
+    folder = narrow(whole, tmp_path)  # type: ignore[arg-type]
+    build(recipe_of("dflash", tmp_path, target, folder), tmp_path / "bundle")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["fc"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadCheckpoint, match="must leave out 'lm_head', which this head takes from its target"):
+        build(recipe_of("dflash", tmp_path, target, folder), tmp_path / "again")
+
+
+def test_scales_of_blocks_are_refused(tmp_path: Path) -> None:
+    target = tiny_checkpoint(tmp_path / "target", **SIZES)
+    folder = narrow(replace(EAGLE3, draft_vocab=16), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"] = "block"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadCheckpoint, match=r"in float8 with a scale per channel or tensor, it has scales of blocks"):
+        build(recipe_of("eagle3", tmp_path, target, folder), tmp_path / "bundle")

@@ -1,0 +1,73 @@
+"""Weights that several sessions read are loaded once: a draft's that are its target's, and a tied head's."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tandemrt import LLM
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.recipe import Recipe
+from tandemrt.export.build import build
+from tandemrt.export.read.checkpoint import read_header
+from tests.engine.draft_kinds import DFLASH, KINDS, SIZES, Target
+from tests.engine.test_drafts import answers, recipe_of
+from tests.engine.test_invisible import told
+from tests.engine.test_paged_rounds import PAGED
+from tests.makers import tiny_checkpoint, write_recipe
+
+REQUESTS = [("among two", {"temperature": 0.7, "seed": 3, "max_tokens": 12, "ignore_eos": True})]
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def built(tmp_path: Path, kind: str, form: str = "paged") -> Path:
+    target = tiny_checkpoint(tmp_path / "target", **SIZES)
+    KINDS[kind].save(tmp_path / "draft", Target(target))
+    target = tmp_path / "draft" if KINDS[kind].with_target else target
+    return build(recipe_of(kind, tmp_path, target, tmp_path / "draft", form), tmp_path / "bundle").folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "borrowed"),
+    [("eagle3", {"embed_tokens.weight": TABLE}), ("mtp", {"embed_tokens.weight": TABLE, HEAD: HEAD})],
+)
+def test_what_a_draft_takes_of_its_target_is_one_weight(tmp_path: Path, kind: str, borrowed: dict[str, str]) -> None:
+    """So much so that what stands in its own file is not read."""
+    bundle = built(tmp_path, kind)
+    manifest = Bundle.open(bundle).manifest
+    shared = {name: manifest.engines[name].shared for name in ("target", "draft", "fuse")}
+    assert shared["draft"] == {own: shared["target"][name] for own, name in borrowed.items()}
+    assert set(shared["target"]) == set(borrowed.values())
+    assert not shared["fuse"]
+    with LLM(bundle, device="cpu", threads=1) as llm:
+        expected = [(told(output), output.speculation) for output in answers(llm, REQUESTS)]
+    file = bundle / "draft" / "borrowed.safetensors"
+    with file.open("r+b") as stream:
+        for tensor in (read_header(file)[name] for name in borrowed.values()):
+            stream.seek(tensor.offset)
+            stream.write(bytes(tensor.nbytes))
+    with LLM(bundle, device="cpu", threads=1) as llm:
+        assert [(told(output), output.speculation) for output in answers(llm, REQUESTS)] == expected
+
+
+def test_a_table_that_scores_too_is_one_weight(tmp_path: Path) -> None:
+    """Of a draft model as of its target, which are two checkpoints."""
+    for name in ("target", "draft"):
+        config = tiny_checkpoint(tmp_path / name, **SIZES) / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
+        weights = load_file(config.parent / "model.safetensors")
+        del weights[HEAD]
+        save_file(weights, config.parent / "model.safetensors")
+    drafting = f'kind = "model"\ncheckpoint = "{tmp_path / "draft"}"'
+    recipe = Recipe.load(
+        write_recipe(tmp_path / "tied.toml", target=tmp_path / "target", drafting=drafting, backend=PAGED, length=256)
+    )
+    engines = Bundle.open(build(recipe, tmp_path / "bundle").folder).manifest.engines
+    assert [engines[name].shared[TABLE].file.split("/")[0] for name in ("target", "draft")] == ["target", "draft"]
+
+
+def test_a_graph_that_is_whole_shares_nothing(tmp_path: Path) -> None:
+    engines = Bundle.open(built(tmp_path, "dflash", "linear")).manifest.engines
+    assert DFLASH.draft_vocab < DFLASH.vocab
+    assert not any(engine.shared for engine in engines.values())
