@@ -36,23 +36,32 @@ __device__ void gate_up(
     const uint4* stored = reinterpret_cast<const uint4*>(weight);
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, length = hidden / EACH, across = width / GATES;
     int units = *item_count * across, turn = 0;
-    auto find = [=](int unit) {
-        i64 row = static_cast<i64>(items[unit / across].x) * 2 * width + unit % across * GATES + g;
+    auto expert_of = [=](int unit) { return items[unit / across].x; };
+    auto find = [=](int unit, int expert) {
+        i64 row = static_cast<i64>(expert) * 2 * width + unit % across * GATES + g;
         return Pair{stored + row * length, stored + (row + width) * length};
     };
-    Weights<GATE_SPLIT, decltype(find)> weights(find, stored, length, warp, units, ring);
-    for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn ^= 1) {
-        int4 item = items[unit / across];
-        int first = unit % across * GATES, count = item.z, tiles = (count + 7) / 8;
-        const uint4* rows[TILES];
+    Weights<GATE_SPLIT, decltype(expert_of), decltype(find)> weights(
+        expert_of, find, stored, length, warp, units, ring
+    );
+    const uint4* rows[TILES];
+    auto find_rows = [&](int4 item) {
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
-            bool there = 8 * tile + g < count;
+            bool there = 8 * tile + g < item.z;
             i64 row = there ? order[item.y + 8 * tile + g] / per_token : 0;
             rows[tile] = there ? reinterpret_cast<const uint4*>(x) + row * length : nullptr;
         }
+    };
+    int4 next = blockIdx.x < units ? items[blockIdx.x / across] : make_int4(0, 0, 0, 0);
+    find_rows(next);
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn ^= 1) {
+        int4 item = next;
+        if (unit + gridDim.x < units) next = items[(unit + gridDim.x) / across];
+        int first = unit % across * GATES, count = item.z, tiles = (count + 7) / 8;
         Sums<T> sums[TILES];
         multiply(weights, rows, tiles, sums);
+        find_rows(next);  // now, so that nothing waits for them
         keep<T>(shared[turn][warp], sums, tiles);
         __syncthreads();
         for (int at = threadIdx.x; at < GATES * count; at += THREADS) {
@@ -81,14 +90,19 @@ __device__ void down(
     const uint4* stored = reinterpret_cast<const uint4*>(weight);
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, length = width / EACH;
     int across = (hidden + DOWNS - 1) / DOWNS, units = *item_count * across, turn = 0;
-    auto find = [=](int unit) {
+    auto expert_of = [=](int unit) { return items[unit / across].x; };
+    auto find = [=](int unit, int expert) {
         int own = unit % across * DOWNS + warp / DOWN_SPLIT * 16;
-        const uint4* from = stored + (static_cast<i64>(items[unit / across].x) * hidden + own + g) * length;
+        const uint4* from = stored + (static_cast<i64>(expert) * hidden + own + g) * length;
         return own < hidden ? Pair{from, from + 8 * length} : Pair{nullptr, nullptr};
     };
-    Weights<DOWN_SPLIT, decltype(find)> weights(find, stored, length, warp % DOWN_SPLIT, units, ring);
+    Weights<DOWN_SPLIT, decltype(expert_of), decltype(find)> weights(
+        expert_of, find, stored, length, warp % DOWN_SPLIT, units, ring
+    );
+    int4 next = blockIdx.x < units ? items[blockIdx.x / across] : make_int4(0, 0, 0, 0);
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn ^= 1) {
-        int4 item = items[unit / across];
+        int4 item = next;
+        if (unit + gridDim.x < units) next = items[(unit + gridDim.x) / across];
         int first = unit % across * DOWNS, count = item.z, tiles = (count + 7) / 8;
         const uint4* rows[TILES];
 #pragma unroll

@@ -8,7 +8,8 @@ import torch
 from tandemrt.plugins.kernels.module import KernelModule, Launch, suffix
 
 ITEM = 32  # pairs of one expert that a block multiplies at a time
-_ROWS, _PAIRS = 32, 1024  # that one launch chooses and places
+_ROWS, _PAIRS = 32, 1024  # that one launch chooses and places, with a warp for each row, or some more
+_WARPS = 4
 _THREADS, _ROUTE_THREADS = 256, 1024
 
 
@@ -48,15 +49,14 @@ class Routes:
         rows = logits.numel() // experts
         sizes = [np.int32(each) for each in (rows, experts, chosen, normalized)]
         placed = (self.order, self.places, self.ends, self.items, self.item_count)
-        of_expert = ((experts, 1, 1), (_ROUTE_THREADS, 1, 1))
         if rows <= _ROWS and rows * chosen <= _PAIRS:
-            few = module.kernel(f"route_few_{kind}")
-            return (Launch(few, *of_expert, logits, *sizes, self.shares, *placed),)
+            few, threads = module.kernel(f"route_few_{kind}"), 32 * max(_WARPS, rows)
+            return (Launch(few, (experts, 1, 1), (threads, 1, 1), logits, *sizes, self.shares, *placed),)
         of_rows = ((-(-32 * rows // _THREADS), 1, 1), (_THREADS, 1, 1))  # a warp for each
         pairs = (np.int32(rows * chosen), np.int32(experts))
         return (
             Launch(module.kernel(f"choose_{kind}"), *of_rows, logits, *sizes, self.ids, self.shares),
-            Launch(module.kernel(f"place_{kind}"), *of_expert, self.ids, *pairs, *placed),
+            Launch(module.kernel(f"place_{kind}"), (experts, 1, 1), (_ROUTE_THREADS, 1, 1), self.ids, *pairs, *placed),
         )
 
 

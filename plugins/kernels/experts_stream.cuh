@@ -68,19 +68,25 @@ struct Pair {
 };
 
 // A thread's weights of all units of its block, one behind the other, on their way to shared memory that it alone
-// reads: so nothing is waited for between units, and no thread waits for another. ``find`` gives the Pair of a unit. A
-// chunk is 8 vectors of either output, of which a thread takes 2; chunk c of part p of SPLIT stands at c * SPLIT + p.
-template <int SPLIT, class Find>
+// reads: so nothing is waited for between units, and no thread waits for another. ``expert_of`` gives the expert of a
+// unit, which is read a unit ahead, and ``find`` their Pair. A chunk is 8 vectors of either output, of which a thread
+// takes 2; chunk c of part p of SPLIT stands at c * SPLIT + p.
+template <int SPLIT, class ExpertOf, class Find>
 struct Weights {
+    ExpertOf expert_of;
     Find find;
     const uint4* none;  // any address
-    int length, part, unit, units, chunk = 0, slot = 0;
+    int length, part, unit, units, next = 0, chunk = 0, slot = 0;
     Pair at;
     uint4* ring;  // [RING][4][THREADS]
 
-    __device__ __forceinline__ Weights(Find find, const uint4* none, int length, int part, int units, uint4* ring)
-        : find(find), none(none), length(length), part(part), unit(blockIdx.x), units(units), ring(ring) {
-        if (unit < units) at = find(unit);
+    __device__ __forceinline__ Weights(
+        ExpertOf expert_of, Find find, const uint4* none, int length, int part, int units, uint4* ring
+    )
+        : expert_of(expert_of), find(find), none(none), length(length), part(part), unit(blockIdx.x), units(units),
+          ring(ring) {
+        if (unit < units) at = find(unit, expert_of(unit));
+        if (unit + gridDim.x < units) next = expert_of(unit + gridDim.x);
         for (int i = 0; i + 1 < RING; ++i) order();
     }
     __device__ __forceinline__ int chunks() const { return (length + 8 * SPLIT - 1) / (8 * SPLIT); }
@@ -99,7 +105,8 @@ struct Weights {
             if (++chunk == chunks()) {
                 chunk = 0;
                 unit += gridDim.x;
-                if (unit < units) at = find(unit);
+                if (unit < units) at = find(unit, next);
+                if (unit + gridDim.x < units) next = expert_of(unit + gridDim.x);
             }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -125,15 +132,21 @@ __device__ __forceinline__ void multiply(
     Weights& weights, const uint4* const (&rows)[TILES], int tiles, Sums<T> (&sums)[TILES]
 ) {
     using Input = typename Sums<T>::Input;
-    for (int chunk = 0; chunk < weights.chunks(); ++chunk) {
+    auto load = [&](Input(&x)[2], int tile, int chunk) {
         int k = weights.vector(chunk);
-        Input x[TILES][2];
+        x[0] = Sums<T>::load(rows[tile], k, weights.length);
+        x[1] = Sums<T>::load(rows[tile], k + 4, weights.length);
+    };
+    Input x[TILES][2];
+    load(x[0], 0, 0);
+    for (int chunk = 0; chunk < weights.chunks(); ++chunk) {
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
+        for (int tile = 1; tile < TILES; ++tile) {
             if (tile >= tiles) break;
-            x[tile][0] = Sums<T>::load(rows[tile], k, weights.length);
-            x[tile][1] = Sums<T>::load(rows[tile], k + 4, weights.length);
+            load(x[tile], tile, chunk);
         }
+        Input behind[2];  // of the first tile, which mostly is the only one
+        load(behind, 0, chunk + 1);
         const uint4* found = weights.oldest();
         uint4 upper[2] = {found[0], found[THREADS]}, lower[2] = {found[2 * THREADS], found[3 * THREADS]};
 #pragma unroll
@@ -143,6 +156,8 @@ __device__ __forceinline__ void multiply(
             sums[tile].add(upper[1], lower[1], x[tile][1]);
         }
         weights.order();
+        x[0][0] = behind[0];
+        x[0][1] = behind[1];
     }
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) sums[tile].finish();
