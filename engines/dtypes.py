@@ -33,12 +33,16 @@ TENSORRT = {
 # Of a kernel's name, by the dtype it computes in.
 KERNEL_SUFFIX = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 COMPUTE = ("float32", "float16", "bfloat16")  # what a decoder may compute in
-# What the weights of a decoder may be rounded to, in how many bits, and what it then computes in.
-QUANTIZED = {"int8": "float32", "int4": "float32"}
-BITS = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4}  # what the weights of a decoder may be rounded to, beside
 HALF = ("float16", "bfloat16")
 FLOAT8 = "float8_e4m3fn"
 KV_DTYPES = {"float8_e4m3": FLOAT8}  # what keys and values may be rounded to, as recipes call it
+
+
+def computed_in(dtype: str, *, paged: bool) -> str:
+    """What a decoder of ``dtype`` computes in: whose weights are rounded in bfloat16 over a paged cache, which a GPU
+    has, else in float32."""
+    return dtype if dtype not in BITS else "bfloat16" if paged else "float32"
 
 
 def from_onnx(element_type: int) -> str:

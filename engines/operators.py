@@ -224,6 +224,19 @@ SCHEMAS = {
             compute_capability=FLOAT8_FROM,
             batch_invariant=True,
         ),
+        Schema(  # by integers of 4 bits, in blocks of inputs with a scale each
+            "int4_product",
+            inputs=(
+                Binding("x", T, ("tokens", "inner")),
+                Binding("weight", "uint8", ("width", "half_padded")),
+                Binding("scales", T, ("width", "blocks")),
+                Binding("zeros", "uint8", ("width", "half_blocks")),
+            ),
+            outputs=(Binding("product", T, ("tokens", "width")),),
+            attributes={"block": "int"},
+            optional=("zeros",),
+            kernels="int4",
+        ),
         Schema(  # whose scales are left to whoever reads it
             "float8_product",
             inputs=(_quantized("inner")[0], _FLOAT8_WEIGHT),

@@ -23,7 +23,7 @@ from pydantic import (
 from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import CacheKind, blocks_of
 from tandemrt.engines.drafts import DRAFTS
-from tandemrt.engines.dtypes import KV_DTYPES, QUANTIZED
+from tandemrt.engines.dtypes import BITS, KV_DTYPES, computed_in
 from tandemrt.engines.errors import BadRecipe, clipped, quoted
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabilities
@@ -272,14 +272,18 @@ class Recipe(Section):
             raise BadRecipe(f"{where} names a checkpoint that is not there. {fix}\n" + "\n".join(lines))
 
     @property
-    def draft_dtype(self) -> Dtype | None:
+    def draft_dtype(self) -> str | None:
         """The dtype of a draft model: its own, else the target's; of a head what the target computes in.
 
         None when neither drafts.
         """
         if isinstance(self.draft, HeadDraft):
-            return "float32" if self.target.dtype in QUANTIZED else self.target.dtype
+            return self.computed_in(self.target.dtype)
         return (self.draft.dtype or self.target.dtype) if isinstance(self.draft, ModelDraft | PardDraft) else None
+
+    def computed_in(self, dtype: str) -> str:
+        """What a decoder of ``dtype`` computes in on the recipe's backend."""
+        return computed_in(dtype, paged=self.cache == "paged")
 
     @property
     def draft_kv_dtype(self) -> KvDtype | None:
@@ -347,17 +351,18 @@ class Recipe(Section):
         if tokens is not None and tokens < self.capacity:
             rule = f"limits.cache_tokens must hold one request: length + window + 1 = {quoted(self.capacity)}"
             raise refuse(f"{rule}; got {quoted(tokens)}. Raise it or lower limits.length")
-        if self.batch_invariant and (self.cache == "linear" or self.target.dtype == "float32"):
+        if self.batch_invariant and (self.cache == "linear" or self.target.dtype not in ("bfloat16", "float16")):
             raise refuse(
                 "backend.batch_invariant needs backend.cache 'paged' and target.dtype 'bfloat16' or 'float16', which "
                 f"have such products; got {self.cache!r} and {self.target.dtype!r}. Drop it or change these"
             )
-        narrow = sorted(QUANTIZED.keys() & {self.target.dtype, self.draft_dtype})
-        if narrow and self.backend.name != "onnxruntime-cpu":
+        narrow = BITS.keys() & {self.target.dtype, self.draft_dtype}
+        without = sorted(narrow - {"int4"} if self.cache == "paged" else narrow)
+        if without and self.backend.name != "onnxruntime-cpu":
             raise refuse(
-                "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu', which alone has "
-                f"products with such weights; got {quoted(narrow[0])} for {self.backend.name!r}. Choose another dtype "
-                "or backend"
+                "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu', or "
+                f"'onnxruntime-cuda' with cache = 'paged', which has 'int4'; got {quoted(without[0])} for "
+                f"{self.backend.name!r} with a {self.cache} cache. Choose another dtype or backend"
             )
         self._require_kv_dtype("target", self.target.kv_dtype, self.target.dtype)
         self._require_kv_dtype("draft", self.draft_kv_dtype, self.draft_dtype)
@@ -384,8 +389,8 @@ class Recipe(Section):
             )
         return self
 
-    def _require_kv_dtype(self, section: str, kv_dtype: KvDtype | None, dtype: Dtype | None) -> None:
-        compute = QUANTIZED.get(str(dtype), dtype)
+    def _require_kv_dtype(self, section: str, kv_dtype: KvDtype | None, dtype: str | None) -> None:
+        compute = dtype and self.computed_in(dtype)
         if kv_dtype in KV_DTYPES and self.cache == "linear":
             raise refuse(
                 f"{section}.kv_dtype {kv_dtype!r} needs backend.name 'onnxruntime-cuda' with cache = 'paged', which "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
-from tandemrt.engines.dtypes import BITS, QUANTIZED
+from tandemrt.engines.dtypes import BITS
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, Engine, EngineName, File, Limits, Manifest
@@ -168,7 +168,7 @@ def _quantize(
 
     def packed(model: Model) -> Model:
         quantization = model.quantization
-        if quantization is not None and model.dtype not in QUANTIZED and not model.blocks_become_channels:
+        if quantization is not None and model.dtype not in BITS and not model.blocks_become_channels:
             notes.extend(f"{model.role}: {note}" for note in quantization.notes())
         if not model.packed:
             return model
@@ -180,15 +180,18 @@ def _quantize(
                 "(root mean square), and inputs get one per token"
             )
             return replace(model, checkpoint=made.checkpoint)
-        rounded = model.dtype in QUANTIZED
+        rounded = model.dtype in BITS
         title = (
             f"Quantize the weights of {model.role} to {model.dtype}" if rounded else f"Pack the {model.role}'s weights"
         )
         with clock.step(title):
-            written = write_quantized(model.source, model.spec, folder / model.role, BITS.get(model.dtype), progress)
+            bits = BITS.get(model.dtype)
+            where = folder / model.role
+            written = write_quantized(model.source, model.spec, where, bits, progress, tiles=model.tiles)
         if quantization is not None and written.kept:
-            how = f"{written.kept} weights of 4 bits ({quantization.method})"
-            notes.append(f"{model.role}: {how} were packed anew, their values are the same")
+            how = f"{written.kept} weights of 4 bits ({quantization.method}) were packed anew"
+            changed = f"their scales changed by {written.scales_error:.2%} ({model.compute}; root mean square)"
+            notes.append(f"{model.role}: {how}, {changed if written.scales_error else 'their values are the same'}")
         if rounded:
             notes.append(f"{model.role}: {model.dtype} changed the weights by {written.error:.2%} (root mean square)")
         return replace(model, checkpoint=written.checkpoint)

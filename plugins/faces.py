@@ -63,6 +63,7 @@ FACES = {
     "scaled_product": Faces(
         "reference.float8:scaled_product", "functions.float8:scaled_bodies", "kernels.float8_product:launch_scaled"
     ),
+    "int4_product": Faces("reference.int4:int4_product", "functions.int4:bodies", "kernels.int4_product:launch"),
     "float8_product": Faces(
         "reference.float8:float8_product", "functions.float8:product_bodies", "kernels.float8_product:launch"
     ),

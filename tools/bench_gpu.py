@@ -3,7 +3,7 @@
     python -m tools.bench_gpu --json gpu.json                                    # one H200, bfloat16
     python -m tools.bench_gpu --device cpu --size small --batches 1,2 --prompt 64 --tokens 32     # a try
 
-    python -m tools.bench_gpu --weights fp8                                      # products in float8, the head's too
+    python -m tools.bench_gpu --weights fp8                 # products in float8, or int4: 4 bits, the head's too
     python -m tools.bench_gpu --batch-invariant                                  # the same bits in any batch
     python -m tools.bench_gpu --kv-dtype float8_e4m3                             # keys and values in float8
     python -m tools.bench_gpu --draft eagle3 --draft-weights fp8                 # another kind of draft
@@ -28,7 +28,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,19 +45,13 @@ from tools.gpu.prompt_parts import PromptParts, numbers
 from tools.gpu.table import markdown
 from tools.gpu.ties import parted
 from tools.gpu.trace import traced
+from tools.narrow_weights import Stored
 from tools.random_checkpoint import Family, Size
 from tools.random_drafts import Kind
 
 console = Console(width=160, soft_wrap=True, highlight=False)
 WARM = 32  # tokens of every request before anything is measured
 PIECES = ("propose", "target", "verify")
-
-
-class Stored(StrEnum):
-    """``whole``: in the dtype that the device computes in."""
-
-    WHOLE = "whole"
-    FP8 = "fp8"
 
 
 class Bench:
@@ -151,7 +144,7 @@ def main(
                     acceptance=acceptance if own else None,
                     temperature=temperature,
                     window=window,
-                    float8=weights is Stored.FP8,
+                    stored=weights,
                     family=family,
                     layers=layers,
                 )

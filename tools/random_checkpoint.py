@@ -83,6 +83,7 @@ _STORED = {
     torch.float16: ("F16", 2),
     torch.bfloat16: ("BF16", 2),
     torch.float8_e4m3fn: ("F8_E4M3", 1),
+    torch.int32: ("I32", 4),
     torch.int64: ("I64", 8),
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tools.filler_tokenizer import write_tokenizer
-from tools.float8_weights import in_float8, say_float8
+from tools.narrow_weights import Stored, narrowed, say_stored
 from tools.random_checkpoint import Dtype, Family, Size, write_config
 from tools.random_pair import random_weights, write_weights
 
@@ -77,9 +77,9 @@ def write_draft(
     said = {"speculators_model_type": kind.value, "transformer_layer_config": inside}
     (folder / "config.json").write_text(json.dumps(said | own))
     weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
-    write_weights(folder, (in_float8(weights) if float8 else weights) | known)
+    write_weights(folder, narrowed(weights, Stored.FP8 if float8 else Stored.WHOLE) | known)
     if float8:
-        say_float8(folder, whole=["fc", *([] if kind is Kind.EAGLE3 else ["lm_head"])])
+        say_stored(folder, Stored.FP8, whole=["fc", *([] if kind is Kind.EAGLE3 else ["lm_head"])])
 
 
 def _write_pard(folder: Path, target: dict[str, Any], *, device: str, dtype: Dtype, float8: bool, seed: int) -> None:
@@ -88,9 +88,9 @@ def _write_pard(folder: Path, target: dict[str, Any], *, device: str, dtype: Dty
     ids = {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4, "vocab_size": vocab}
     shapes = write_config(folder, Family.LLAMA, size, layers=layers, dtype=dtype, pard_token=vocab - 5, **ids)
     weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
-    write_weights(folder, in_float8(weights) if float8 else weights)
+    write_weights(folder, narrowed(weights, Stored.FP8 if float8 else Stored.WHOLE))
     if float8:
-        say_float8(folder, whole=["model.embed_tokens"])  # which scores, too
+        say_stored(folder, Stored.FP8, whole=["model.embed_tokens"])  # which scores, too
     write_tokenizer(folder, vocab)
 
 

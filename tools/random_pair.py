@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from tools.agreement import Shape, Weights, measure, tune
 from tools.filler_tokenizer import require_room, write_tokenizer
-from tools.float8_weights import in_float8, say_float8
+from tools.narrow_weights import Stored, narrowed, say_stored
 from tools.random_checkpoint import Dtype, Family, Size, safetensors_header, vocab_of, write_config
 
 console = Console()
@@ -41,14 +41,14 @@ def write_pair(
     temperature: float = 0.7,
     window: int = 4,
     seed: int = 0,
-    float8: bool = False,
+    stored: Stored = Stored.WHOLE,
     shard_bytes: int = 2_000_000_000,
 ) -> float:
     """Write ``out``/target and ``out``/draft; return the scale of the target's later layers.
 
     ``acceptance`` is the wanted mean of tokens per round with ``window`` drafted ones; None takes ``scale`` as given,
     as a ``family`` with experts must. ``layers``: of the target, if not the size's own.
-    ``float8``: products are then stored in float8, in which the two agree a little less. Weights go into files of at
+    ``stored``: in narrow weights the two agree a little less. Weights go into files of at
     most ``shard_bytes`` (or one tensor). The same arguments give the same files on the same kind of device. Raises
     ValueError for a size whose vocabulary is too small for a tokenizer, before it writes.
     """
@@ -80,11 +80,10 @@ def write_pair(
         nbytes = 0
         for folder, names in ((target, shapes), (draft, of_draft)):
             chosen = {name: weights[name] for name in names}
-            nbytes += write_weights(folder, in_float8(chosen) if float8 else chosen, shard_bytes)
+            nbytes += write_weights(folder, narrowed(chosen, stored), shard_bytes)
     for folder in (target, draft):
         write_tokenizer(folder, vocab)
-        if float8:
-            say_float8(folder)
+        say_stored(folder, stored)
     console.print(f"{nbytes / 1e9:.1f} GB written in {time.perf_counter() - begin:.1f} s")
     return scale
 

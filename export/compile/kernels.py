@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.bundle import KERNELS
-from tandemrt.engines.dtypes import FLOAT8
+from tandemrt.engines.dtypes import BITS, FLOAT8
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, capabilities_for
 from tandemrt.engines.operators import HEADS, SCHEMAS
 from tandemrt.engines.recipe import Recipe
@@ -14,7 +14,7 @@ from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
 # What takes the place of the engines without weights; the other kernels stand between the pieces of a decoder.
 _OF_HEADS = {SCHEMAS[operator].kernels for operator in HEADS.values()}
-_OF_FLOAT8, _OF_EXPERTS = SCHEMAS["scaled_product"].kernels, SCHEMAS["experts"].kernels
+_OF_FLOAT8, _OF_INT4, _OF_EXPERTS = (SCHEMAS[name].kernels for name in ("scaled_product", "int4_product", "experts"))
 _ATTENTION, _ATTENTION_IN_FLOAT8 = (SCHEMAS[name].kernels for name in ("window_attention", "float8_window_attention"))
 
 
@@ -31,15 +31,20 @@ class KernelFile:
 def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[KernelFile]:
     """Yield every kernel file of a bundle whose decoders are ``built_for`` these GPUs (engines/gpus.py).
 
-    A paged cache needs all of them, those of products in float8 and of experts only where there are some, and of
-    attention those for what its caches hold; any other bundle for a GPU those that take the place of the engines
+    A paged cache needs all of them, those of products with narrow weights and of experts only where there are some, and
+    of attention those for what its caches hold; any other bundle for a GPU those that take the place of the engines
     without weights. A GPU older than the kernels has none and runs the graphs of these engines.
     """
     capabilities = recipe.kernel_capabilities or capabilities_for(built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
     head_dims = tuple(dict.fromkeys(model.spec.head_dim for model in models))
     wanted = {
-        _OF_FLOAT8: any(found.rules for model in models if (found := model.quantization) is not None),
+        _OF_FLOAT8: any(
+            model.dtype not in BITS and found.has_float8
+            for model in models
+            if (found := model.quantization) is not None
+        ),
+        _OF_INT4: any(isinstance(model, Model) and model.int4_products for model in models),
         _OF_EXPERTS: any(isinstance(model, Model) and model.spec.experts for model in models),
         _ATTENTION: any(model.kv_dtype != FLOAT8 for model in models),
         _ATTENTION_IN_FLOAT8: any(model.kv_dtype == FLOAT8 for model in models),

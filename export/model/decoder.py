@@ -9,6 +9,7 @@ from tandemrt.engines.contract import CacheKind
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.model.builder import GraphBuilder, dims_of, width_of
+from tandemrt.export.model.int4_product import int4_functions
 from tandemrt.export.model.layers import stack, times
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
@@ -78,7 +79,8 @@ def build_decoder(
     if spec.tied:
         w.same("lm_head.weight", "model.embed_tokens.weight")
     w.finish()
-    model = b.model((*how.functions(spec, kv_dtype or dtype), *scaled_functions(w)))
+    functions = (*how.functions(spec, kv_dtype or dtype), *scaled_functions(w), *int4_functions(w))
+    model = b.model(functions)
     for change in how.passes:
         change(model)
     return model

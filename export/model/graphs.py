@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.dtypes import FLOAT8, KV_DTYPES, QUANTIZED
+from tandemrt.engines.dtypes import BITS, FLOAT8, KV_DTYPES
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.gpus import FLOAT8_FROM
 from tandemrt.engines.manifest import EngineName
@@ -39,8 +39,9 @@ class Model:
     """A checkpoint and what was read from it. ``role`` is ``target`` or ``draft``, its section in the recipe.
 
     ``source`` is the checkpoint as the recipe names it, ``checkpoint`` what the graph points into: the same, or what
-    was made of it (``packed``). ``kv_dtype`` is what its cache holds. ``by_channel``: products in float8 take a scale
-    per output, none of blocks.
+    was made of it (``packed``). ``compute`` is the dtype that the engine computes in, ``dtype`` the recipe's, and
+    ``kv_dtype`` what its cache holds. ``by_operators``: products with narrow weights are operators of the project,
+    which in float8 take a scale per output, none of blocks.
     """
 
     role: EngineName
@@ -49,26 +50,33 @@ class Model:
     spec: ModelSpec
     vocabulary: CheckpointTokenizer
     dtype: str
+    compute: str
     kv_dtype: str
-    by_channel: bool = False
+    by_operators: bool = False
 
     @property
-    def compute(self) -> str:
-        """The dtype that the engine computes in."""
-        return QUANTIZED.get(self.dtype, self.dtype)
+    def tiles(self) -> str | None:
+        """The dtype of the scales of weights in 4 bits for products on a GPU; None: they are for a CPU."""
+        return self.compute if self.by_operators else None
 
     @property
     def packed(self) -> bool:
         """Whether a build writes the weights anew: in other integers, in another order of those they come in, or with
         a scale per output instead of blocks."""
         found = self.quantization
-        return self.dtype in QUANTIZED or (found is not None and (found.comes_packed or self.blocks_become_channels))
+        return self.dtype in BITS or (found is not None and (found.comes_packed or self.blocks_become_channels))
 
     @property
     def blocks_become_channels(self) -> bool:
         """Whether weights come with scales of blocks, and products take none."""
         found = self.quantization
-        return self.by_channel and found is not None and found.comes_in_blocks
+        return self.by_operators and self.dtype not in BITS and found is not None and found.comes_in_blocks
+
+    @property
+    def int4_products(self) -> bool:
+        """Whether some products on a GPU are by weights in 4 bits."""
+        found = self.quantization
+        return self.by_operators and (self.dtype == "int4" or (found is not None and found.comes_packed))
 
     @property
     def quantization(self) -> Quantization | None:
@@ -105,8 +113,8 @@ class Model:
         if length > spec.max_length and role == "target":
             rule = f"limits.length must not exceed the length that the target's config.json gives, {spec.max_length}"
             raise BadRecipe(f"{rule}; got {length}; lower limits.length")
-        by_channel = STRATEGIES[attention_of(recipe)].scaled_products
-        model = cls(role, checkpoint, checkpoint, spec, vocabulary, dtype, QUANTIZED.get(dtype, dtype), by_channel)
+        by_operators, compute = STRATEGIES[attention_of(recipe)].scaled_products, recipe.computed_in(dtype)
+        model = cls(role, checkpoint, checkpoint, spec, vocabulary, dtype, compute, compute, by_operators)
         _require_support(model, recipe)
         said = model.quantization
         if kv_dtype in KV_DTYPES or (kv_dtype is None and recipe.cache == "paged" and said and said.float8_cache):
@@ -163,6 +171,11 @@ def _require_support(model: Draft, recipe: Recipe) -> None:
         raise BadRecipe(
             f"{model.role}.dtype should be float32, int8 or int4 for a model with experts; got {model.dtype!r}; change "
             "it, the checkpoint may be stored in any"
+        )
+    if layers.experts is not None and recipe.cache == "paged" and model.dtype in BITS:
+        raise BadRecipe(
+            f"{model.role}.dtype must be float32, float16 or bfloat16 for a model with experts on a GPU, which takes "
+            f"them whole; got {model.dtype!r}. Choose another dtype, or backend.name 'onnxruntime-cpu'"
         )
     if why := unsupported(layers, fitting(attention_of(recipe), layers), recipe.capacity):
         raise BadCheckpoint(f"{model.role}.checkpoint {model.checkpoint.folder}: {why}")
@@ -224,12 +237,23 @@ def _require_scaled_products(what: str, model: Draft, found: Quantization, recip
             f"{what} has experts, whose products on a GPU take weights that are not; choose backend.name "
             "'onnxruntime-cpu', or the checkpoint that is not quantized"
         )
+    if model.dtype in BITS and not found.comes_packed:
+        return  # they are rounded anew
     if why := without_scaled_products(found):
         raise BadRecipe(
             f"{what} has {why}, for which backend.name 'onnxruntime-cuda' has no products yet; choose "
-            "'onnxruntime-cpu', or weights in float8 with a scale per channel or tensor and inputs with scales per "
-            "token or static ones"
+            "'onnxruntime-cpu', or weights in 4 bits, or in float8 with a scale per channel or tensor and inputs with "
+            "scales per token or static ones"
         )
+    if found.comes_packed and isinstance(model, DraftHead):
+        raise BadRecipe(f"{what} in 4 bits cannot be a draft head on a GPU yet; choose one that is not, or in float8")
+    if found.comes_packed and model.compute == "float32":
+        raise BadRecipe(
+            f"{what} in 4 bits needs {model.role}.dtype 'bfloat16' or 'float16' on a GPU, in which its products are "
+            "computed; got 'float32'"
+        )
+    if not found.has_float8:
+        return
     if model.compute == "float16":
         raise BadRecipe(
             f"{what} needs {model.role}.dtype 'bfloat16' on a GPU: sums of products in float8 are too large for "

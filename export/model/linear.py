@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from tandemrt.export.model import float8
 from tandemrt.export.model.builder import GraphBuilder, width_of
+from tandemrt.export.model.int4_product import by_tiles
 from tandemrt.export.model.integers import by_blocks
 from tandemrt.export.model.scaled_product import by_scales
 from tandemrt.export.model.weights import Weights
@@ -51,6 +52,8 @@ class Linear:
             return b.op("Concat", *each, axis=-1)
         if isinstance(how, Form):
             blocks = w.blocks(names, self.widths, inner, how)
+            if how.tiles:
+                return by_tiles(b, x, blocks, self.names, self.widths, block=how.block, dtype=w.dtype)
             return by_blocks(b, x, blocks, how, dtype=w.dtype, width=self.width)
         if isinstance(how, Scheme) and w.scaled_products:
             return by_scales(b, x, w, self.names, self.widths, how)

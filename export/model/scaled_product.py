@@ -52,8 +52,10 @@ def by_scales(
 def unsupported(quantization: Quantization) -> str | None:
     """What of a checkpoint's quantization the operators do not do; None: nothing. Blocks become channels first."""
     schemes = [scheme for _, scheme in quantization.rules]
-    if any(scheme.weight != "float8_e4m3fn" for scheme in schemes):
-        return "weights of 4 bits"
+    if any(scheme.weight == "mxfp4" for scheme in schemes):
+        return "weights in MXFP4"
+    if quantization.comes_packed:
+        return "weights in float8 beside others of 4 bits" if quantization.has_float8 else None
     if any(scheme.inputs == "whole" for scheme in schemes):
         return "weights in float8 beside inputs that are whole"
     if quantization.comes_in_blocks and any(scheme.inputs != "token" for scheme in schemes):
@@ -65,7 +67,7 @@ def unsupported(quantization: Quantization) -> str | None:
 
 def scaled_functions(w: Weights) -> tuple[ir.Function, ...]:
     """The bodies of the operators that products of such weights are made of."""
-    if w.quantization is None or not w.scaled_products:
+    if w.quantization is None or not w.quantization.has_float8 or not w.scaled_products:
         return ()
     static = any(scheme.inputs == "static" for _, scheme in w.quantization.rules)
     return float8.quantize_tokens(static=static), float8.scaled_product(w.dtype)

@@ -16,6 +16,7 @@ from tandemrt.export.read.quantization.cache import cache_scales, is_cache_scale
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.values import require_scales
+from tandemrt.plugins.reference.int4 import BLOCKS
 
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old Llama files store what config says
 
@@ -102,12 +103,20 @@ class Weights:
 
     def form(self, name: str) -> Form | None:
         """The integers in which export/quantize/ wrote the weight ``name``; None: it did not."""
+        tensors = self.checkpoint.tensors
         for bits in (8, 4):
-            integers = self.checkpoint.tensors.get(stored_as(name, bits, "integers"))
-            if integers is not None:
-                zeros = stored_as(name, bits, "zeros") in self.checkpoint.tensors
+            zeros = stored_as(name, bits, "zeros") in tensors
+            if (integers := tensors.get(stored_as(name, bits, "integers"))) is not None:
                 return Form(bits, integers.shape[-1] * 8 // bits, zeros)
+            for block in BLOCKS:
+                if stored_as(name, bits, f"tiles{block}") in tensors:
+                    return Form(bits, block, zeros, tensors[stored_as(name, bits, "scales")].dtype)
         return None
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether some weights are written for the operator int4_product."""
+        return any(stored_as("", 4, "tiles") in name for name in self.checkpoint.tensors)
 
     def blocks(self, names: Sequence[str], rows: Sequence[int], inner: int, form: Form) -> tuple[ir.Value, ...]:
         """Weights [rows_i, inner] of one form as one: integers, scales and, if it has any, zero points."""

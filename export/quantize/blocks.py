@@ -1,15 +1,18 @@
 """A matrix as integers of 8 or 4 bits with a scale for every block of one row: the format of onnxruntime's MatMulNBits.
 
 A value is (integer - zero point) * scale; without zero points the middle of the range is zero. Two integers of 4 bits
-are a byte, the first one in its low half.
+are a byte, the first one in its low half. Products on a GPU take them in another order (plugins/reference/int4.py).
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from tandemrt.plugins.reference.int4 import in_tiles, padded_inner, scales_of_output
 
 BLOCK = 32  # values per scale: as fast as wider blocks (docs/benchmarks.md), and the most exact
 _AT_ONCE = 1 << 22  # values that are quantized together, which bounds the memory that takes
@@ -18,19 +21,30 @@ _SHRUNK = np.linspace(1.0, 0.7, 13, dtype=np.float32)  # of a block's range, tri
 
 @dataclass(frozen=True)
 class Form:
-    """How the weight of a product is held: ``bits`` per value, ``block`` values per scale, whether with ``zeros``."""
+    """How the weight of a product is held: ``bits`` per value, ``block`` values per scale, whether with ``zeros``.
+
+    ``tiles``: as the operator int4_product takes it, with scales in this dtype; None: as MatMulNBits does, in float32.
+    """
 
     bits: int
     block: int
     zeros: bool = False
+    tiles: str | None = None
+
+    @property
+    def scales(self) -> str:
+        """The dtype of the scales."""
+        return self.tiles or "float32"
 
     def shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """dtype and shape of what holds a matrix [rows, inner]: its integers, scales and zero points."""
-        count = -(-inner // self.block)  # the last block may be padded
-        found: dict[str, tuple[str, tuple[int, ...]]] = {
-            "integers": ("uint8", (rows, count, self.block * self.bits // 8)),
-            "scales": ("float32", (rows, count)),
-        }
+        count = scales_of_output(inner, self.block) if self.tiles else -(-inner // self.block)  # the last may be padded
+        found: dict[str, tuple[str, tuple[int, ...]]] = (
+            {f"tiles{self.block}": ("uint8", (rows, padded_inner(inner) // 2))}
+            if self.tiles
+            else {"integers": ("uint8", (rows, count, self.block * self.bits // 8))}
+        )
+        found["scales"] = (self.scales, (rows, count))
         return found | ({"zeros": ("uint8", (rows, -(-count * self.bits // 8)))} if self.zeros else {})
 
 
@@ -54,13 +68,26 @@ class Blocks:
         return matrix
 
     def stored(self) -> dict[str, npt.NDArray]:
-        """What is written: ``integers``, ``scales`` and ``zeros`` as Form.shapes says."""
-        halves = self.form.bits == 4
-        found: dict[str, npt.NDArray] = {"integers": nibbles(self.integers) if halves else self.integers}
-        found["scales"] = self.scales
-        if self.zeros is not None:
-            found["zeros"] = nibbles(self.zeros) if halves else self.zeros
-        return found
+        """What is written, by the names of Form.shapes."""
+        if self.form.tiles:
+            return self._tiles()
+        packed = nibbles if self.form.bits == 4 else np.asarray
+        found: dict[str, npt.NDArray] = {"integers": packed(self.integers), "scales": self.scales}
+        return found if self.zeros is None else found | {"zeros": packed(self.zeros)}
+
+    def _tiles(self) -> dict[str, npt.NDArray]:
+        integers = _wide(self.integers.reshape(len(self.integers), -1), padded_inner(self.inner))
+        count = scales_of_output(self.inner, self.form.block)
+        found = {
+            f"tiles{self.form.block}": in_tiles(integers),
+            "scales": _wide(self.scales, count).astype(numbers_of(self.form.scales)),
+        }
+        return found if self.zeros is None else found | {"zeros": nibbles(_wide(self.zeros, count))}
+
+
+def numbers_of(dtype: str) -> np.dtype:
+    """What numpy calls a dtype of the project."""
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
 def quantize(matrix: npt.NDArray[np.float32], form: Form, scales_in: npt.DTypeLike = np.float32) -> Blocks:
@@ -80,6 +107,11 @@ def nibbles(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     even = np.concatenate([values, np.zeros_like(values[..., :1])], -1) if values.shape[-1] % 2 else values
     packed: npt.NDArray[np.uint8] = even[..., 0::2] | (even[..., 1::2] << np.uint8(4))
     return packed
+
+
+def _wide(values: npt.NDArray, columns: int) -> npt.NDArray:
+    """``values`` [rows, fewer] with zeros behind them."""
+    return np.pad(values, [(0, 0), (0, columns - values.shape[1])])
 
 
 def _quantized(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.model.builder import GraphBuilder
 from tandemrt.export.model.weights import Weights, stored_as
-from tandemrt.export.quantize.blocks import BLOCK, Blocks, Form, quantize
+from tandemrt.export.quantize.blocks import BLOCK, Blocks, Form, numbers_of, quantize
 from tandemrt.export.quantize.stored import form_of, parts_of, read_blocks, read_matrix, shape_of
 from tandemrt.export.quantize.writer import Entry, Progress, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
@@ -30,11 +30,13 @@ FILE = "model.safetensors"
 @dataclass(frozen=True)
 class Quantized:
     """``checkpoint`` is what was written. ``error`` is the root mean square of what rounding changed in the products'
-    weights, relative to that of the weights. ``kept``: how many weights came in 4 bits and keep their values."""
+    weights, relative to that of the weights. ``kept``: how many weights came in 4 bits and keep their integers, and
+    ``scales_error`` what rounding changed in their scales, in the same way."""
 
     checkpoint: Checkpoint
     error: float
     kept: int
+    scales_error: float
 
 
 @dataclass(frozen=True)
@@ -54,56 +56,83 @@ class _Product:
 
 
 def write_quantized(
-    checkpoint: Checkpoint, spec: ModelSpec, folder: Path, bits: int | None, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    folder: Path,
+    bits: int | None,
+    progress: Progress | None = None,
+    *,
+    tiles: str | None = None,
 ) -> Quantized:
     """Write ``checkpoint`` to a file in ``folder``: weights of products in blocks, everything else as it is stored.
 
     Weights that come in 4 bits keep their integers and scales, in another order. The others are rounded to ``bits``;
-    None leaves them. One matrix is in memory at a time. The table of embeddings stays whole, also where the head shares
-    it. Raises BadCheckpoint for a weight of a product that is not what the config says of it, or that is no matrix of
-    floats, and a copy of a tied head that differs.
+    None leaves them. ``tiles``: for products on a GPU, with scales in this dtype (blocks.Form). One matrix is in memory
+    at a time. The table of embeddings stays whole, also where the head shares it. Raises BadCheckpoint for a weight of
+    a product that is not what the config says of it, or that is no matrix of floats, and a copy of a tied head that
+    differs.
     """
     checkpoint = named(checkpoint, spec)
     if spec.tied:
         Weights(checkpoint, GraphBuilder("tied"), "float32").same(_HEAD, _EMBEDDING)
-    products = sorted(_products(checkpoint, spec, bits), key=lambda product: _place(product.module))
+    products = sorted(_products(checkpoint, spec, bits, tiles), key=lambda product: _place(product.module))
     rounding = _Rounding(checkpoint)
     gone = {name for product in products for name in _parts(product)} - {_EMBEDDING}
     if spec.tied:
         gone.add(_HEAD)  # it is the embedding's
-    kept = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in gone]
+    rest = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in gone]
     file = folder / FILE
-    write_safetensors(file, [*_entries(products, rounding), *kept], progress=progress)
+    write_safetensors(file, [*_entries(products, rounding), *rest], progress=progress)
     written = Checkpoint(checkpoint.folder, checkpoint.config, read_header(file), (file,))
-    error = math.sqrt(rounding.changed / rounding.whole) if rounding.whole else 0.0
-    return Quantized(written, error, sum(product.comes_packed for product in products))
+    kept = sum(product.comes_packed for product in products)
+    return Quantized(written, rounding.weights.error, kept, rounding.scales.error)
+
+
+@dataclass
+class _Changed:
+    """The sum of squares of what rounding ``changed`` so far, and that of what was rounded, ``whole``."""
+
+    changed: float = 0.0
+    whole: float = 0.0
+
+    def add(self, found: npt.NDArray, before: npt.NDArray) -> None:
+        self.changed += float(np.square(found - before, dtype=np.float64).sum())
+        self.whole += float(np.square(before, dtype=np.float64).sum())
+
+    @property
+    def error(self) -> float:
+        """The root mean square of the one, relative to that of the other."""
+        return math.sqrt(self.changed / self.whole) if self.whole else 0.0
 
 
 @dataclass
 class _Rounding:
-    """Reads weights as blocks, one at a time. ``changed``: the sum of squares of what rounding changed so far, and
-    ``whole`` that of what was rounded."""
+    """Reads weights as blocks, one at a time, and counts what that changed in ``weights`` that were rounded, and in
+    ``scales`` of others."""
 
     checkpoint: Checkpoint
-    changed: float = 0.0
-    whole: float = 0.0
+    weights: _Changed = field(default_factory=_Changed)
+    scales: _Changed = field(default_factory=_Changed)
     _made: dict[str, npt.NDArray] = field(default_factory=dict)
 
     def part(self, product: _Product, kind: str) -> Iterator[bytes]:
-        """The bytes of ``kind`` (Form.shapes) of a weight; its integers are asked for first, and each kind once."""
-        if kind == "integers":
+        """The bytes of ``kind`` (Form.shapes) of a weight; its first kind is asked for first, and each once."""
+        if f"{product.module} {kind}" not in self._made:
             stored = self._blocks(product).stored()
             self._made |= {f"{product.module} {kind}": values for kind, values in stored.items()}
         yield self._made.pop(f"{product.module} {kind}").tobytes()
 
     def _blocks(self, product: _Product) -> Blocks:
         tensors = self.checkpoint.tensors
+        scales_in = numbers_of(product.form.scales)
         if product.scheme is not None and product.comes_packed:
-            return read_blocks(product.module, tensors, product.scheme)
+            found = read_blocks(product.module, tensors, product.scheme)
+            scales = found.scales.astype(scales_in).astype(np.float32)
+            self.scales.add(scales, found.scales)
+            return replace(found, form=product.form, scales=scales)
         matrix = read_matrix(product.module, tensors, product.scheme)
-        blocks = quantize(matrix, product.form)
-        self.changed += float(np.square(blocks.restored - matrix, dtype=np.float64).sum())
-        self.whole += float(np.square(matrix, dtype=np.float64).sum())
+        blocks = quantize(matrix, product.form, scales_in)
+        self.weights.add(blocks.restored, matrix)
         return blocks
 
 
@@ -117,7 +146,7 @@ def _entries(products: list[_Product], rounding: _Rounding) -> Iterator[Entry]:
                 yield Entry(name, *found[kind], partial(rounding.part, product, kind))
 
 
-def _products(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None) -> Iterator[_Product]:
+def _products(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None, tiles: str | None) -> Iterator[_Product]:
     """The products whose weights will be held in blocks."""
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
     modules = sorted({name.rpartition(".")[0] for name in checkpoint.tensors})
@@ -128,9 +157,10 @@ def _products(checkpoint: Checkpoint, spec: ModelSpec, bits: int | None) -> Iter
         scheme = quantization.scheme(module) if quantization else None
         if scheme is not None and scheme.packed:
             shape = shape_of(module, checkpoint.tensors, scheme)
-            yield _Product(module, *shape, form_of(scheme), scheme)
+            yield _Product(module, *shape, replace(form_of(scheme), tiles=tiles), scheme)
         elif bits is not None and f"{module}.weight" in checkpoint.tensors:
-            yield _Product(module, *_matrix(checkpoint.tensors[f"{module}.weight"], scheme), Form(bits, BLOCK), scheme)
+            shape = _matrix(checkpoint.tensors[f"{module}.weight"], scheme)
+            yield _Product(module, *shape, Form(bits, BLOCK, tiles=tiles), scheme)
 
 
 def _parts(product: _Product) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from tandemrt.export.quantize.blocks import Blocks, Form
 from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.quantization.mxfp4 import BLOCK
 from tandemrt.export.read.values import values
+from tandemrt.plugins.reference.int4 import halves
 
 _TWICE = (0, 1, 2, 3, 4, 6, 8, 12)  # the floats of 4 bits, but for their sign, which is the highest bit
 _ZERO = 128  # what stands for 0 in blocks of 8 bits
@@ -28,6 +29,6 @@ def read_mxfp4_blocks(blocks: StoredTensor, scales: StoredTensor) -> Blocks:
             f"{scales.file}: tensor {quoted(scales.name)} should hold exponents below 255, which is no number in "
             f"MXFP4; it holds {int((exponents == 255).sum())} of it; download the checkpoint again"
         )
-    codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*exponents.shape, BLOCK)
+    codes = halves(packed).reshape(*exponents.shape, BLOCK)
     powers = np.ldexp(np.float32(1), exponents.astype(np.int32) - 128)  # 127, and one for what is twice as large
     return Blocks(FORM, exponents.shape[1] * BLOCK, _INTEGERS[codes], powers.astype(np.float32))

@@ -16,6 +16,7 @@ from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.quantization.mxfp4 import BLOCK as MXFP4_BLOCK
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.values import require_scales, values
+from tandemrt.plugins.reference.int4 import halves
 
 _PER_WORD = 8  # integers of 4 bits in an int32, the first one in its lowest bits
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which column of its eight the i-th integer of a word is
@@ -152,8 +153,7 @@ def _gptq_or_awq(module: str, tensors: Mapping[str, StoredTensor], scheme: Schem
 
 def _unpacked(words: npt.NDArray) -> npt.NDArray[np.uint8]:
     """int32 [rows, words] to [rows, words * 8]."""
-    packed = np.ascontiguousarray(words, dtype="<i4").view(np.uint8)
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+    return halves(np.ascontiguousarray(words, dtype="<i4").view(np.uint8))
 
 
 def _in_order(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

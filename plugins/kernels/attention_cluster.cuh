@@ -3,39 +3,11 @@
 #pragma once
 
 #include "attention_merge.cuh"
+#include "cluster.cuh"
 
 constexpr int MAX_CLUSTER = 8;
 
 #if __CUDA_ARCH__ >= 900
-
-__device__ inline int cluster_size() {
-    int size;
-    asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
-    return size;
-}
-
-__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
-__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
-
-// The address of block `rank`'s copy of what is at `address` here.
-__device__ inline u32 address_in(u32 address, int rank) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-
-__device__ inline float2 load_remote2(u32 at) {
-    float2 x;
-    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at) : "memory");
-    return x;
-}
-
-__device__ inline float4 load_remote4(u32 at) {
-    float4 x;
-    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(at) : "memory");
-    return x;
-}
 
 // Each block has `sums` [lines, D] and `bounds` [lines] in shared memory; calls write(line, column, values) for four
 // columns at a time, in one of the blocks.
@@ -71,8 +43,6 @@ __device__ void sum_cluster(const float* sums, const float2* bounds, int rank, i
 }
 
 #else
-
-__device__ inline int cluster_size() { return 1; }
 
 template <int D, class Write>
 __device__ void sum_cluster(const float*, const float2*, int, int, int, Write) {}

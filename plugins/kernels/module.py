@@ -28,7 +28,8 @@ class KernelModule:
         self.architecture = architecture  # that the code was compiled for, 90 for sm_90; the device's may be higher
         self.processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._code = code
-        self._kernels: dict[tuple[str, int], Any] = {}
+        self._kernels: dict[str, Any] = {}
+        self._allowed: dict[str, int] = {}  # bytes of dynamic shared memory
 
     @classmethod
     def open(cls, folder: Path, name: str, device: torch.device | str = "cuda") -> "KernelModule":
@@ -58,26 +59,29 @@ class KernelModule:
 
         Raises BackendUnavailable if it was not compiled, or the device has less shared memory.
         """
-        if (name, shared) not in self._kernels:
-            self._kernels[name, shared] = self._find(name, shared)
-        return self._kernels[name, shared]
+        if name not in self._kernels:
+            self._kernels[name] = self._find(name)
+        if shared > self._allowed.get(name, 0):  # what others of its launches were allowed stays
+            self._allow(name, shared)
+        return self._kernels[name]
 
-    def _find(self, name: str, shared: int) -> Any:
+    def _find(self, name: str) -> Any:
         status, _ = driver.cuLibraryGetKernel(self._code.handle, name.encode())
         if status == driver.CUresult.CUDA_ERROR_NOT_FOUND:
             raise BackendUnavailable(
                 f"no kernel {name} among those that were compiled: a bundle holds those for the dtypes and head sizes "
                 "of its own models; build it again with this version"
             )
-        kernel = self._code.get_kernel(name)
-        if shared:  # 48 KiB need no leave, but static shared memory counts towards them
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            (status,) = driver.cuKernelSetAttribute(
-                attribute, shared, kernel.handle, driver.CUdevice(self.device.index)
-            )
-            if status != driver.CUresult.CUDA_SUCCESS:
-                raise BackendUnavailable(f"{name}: {shared} bytes of shared memory per block refused: {status.name}")
-        return kernel
+        return self._code.get_kernel(name)
+
+    def _allow(self, name: str, shared: int) -> None:
+        # 48 KiB need no leave, but static shared memory counts towards them.
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        kernel, device = self._kernels[name].handle, driver.CUdevice(self.device.index)
+        (status,) = driver.cuKernelSetAttribute(attribute, shared, kernel, device)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise BackendUnavailable(f"{name}: {shared} bytes of shared memory per block refused: {status.name}")
+        self._allowed[name] = shared
 
 
 class Launch:

@@ -12,6 +12,7 @@ from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins.faces import launcher, reference
 from tandemrt.plugins.launch import Context
 from tandemrt.plugins.reference.float8 import FLOAT8, quantize_tokens
+from tandemrt.plugins.reference.int4 import padded_inner, scales_of_output
 from tandemrt.runtime.check.adjust import adjust_case
 from tests.engine import attention_cases
 from tests.engine.operator_cases import case as window_case
@@ -187,6 +188,19 @@ def _products(kind: np.dtype[Any]) -> Iterator[Case]:
         yield Case({"quantized": quantized, **scaled}, {"dtype": kind})
 
 
+def _by_int4(kind: np.dtype[Any]) -> Iterator[Case]:
+    """Numbers of rows on either side of what the kernels take at once, every block, with zero points and without."""
+    rng = np.random.default_rng(8)
+    sizes = [((1,), 128, 8, 32), ((2, 4), 1120, 56, 32), ((9,), 192, 24, 64), ((33,), 64, 16, 32)]
+    for rows, inner, width, block in (*sizes, ((90,), 640, 264, 128)):
+        blocks = scales_of_output(inner, block)
+        scales = (rng.uniform(0.02, 0.06, (width, blocks)) / inner**0.5).astype(kind)
+        weight = rng.integers(0, 256, (width, padded_inner(inner) // 2), dtype=np.uint8)
+        inputs = {"x": rng.normal(size=(*rows, inner)).astype(kind), "weight": weight, "scales": scales}
+        yield Case(inputs, {"block": block})
+        yield Case({**inputs, "zeros": rng.integers(0, 256, (width, blocks // 2), dtype=np.uint8)}, {"block": block})
+
+
 def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:
     for case in _products(kind):  # numbers so small that float16 has room for their sums
         quantized = (case.inputs["quantized"].astype(np.float32) / 64).astype(FLOAT8)
@@ -236,6 +250,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "experts": _mixtures,
     "quantize_tokens": _unrounded,
     "scaled_product": _products,
+    "int4_product": _by_int4,
     "float8_product": _unscaled,
     "quantized_swiglu": _quantized_gates,
     "quantized_norm": _quantized_norms,

@@ -137,6 +137,13 @@ def test_experts_that_come_quantized_are_refused_on_a_gpu(tmp_path: Path) -> Non
         open_models(recipe)
 
 
+def test_experts_are_not_rounded_to_4_bits_on_a_gpu(tmp_path: Path) -> None:
+    make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5, "head_dim": 32})
+    recipe = write_recipe(tmp_path / "r.toml", target=tmp_path, dtype="int4", backend='name = "onnxruntime-cuda"')
+    with pytest.raises(BadRecipe, match=r"target.dtype must be float32, .* with experts on a GPU, .*; got 'int4'"):
+        open_models(Recipe.load(recipe))
+
+
 def test_an_expert_that_no_token_chose_is_not_run(tmp_path: Path) -> None:
     """Its weights may be anything."""
     model = make_checkpoint("mixtral", tmp_path)

@@ -35,6 +35,11 @@ ENTRIES = {
         "quantized_norm": "6 u64, 1 u32, 1 f32, 3 u64",
         "scale_product": "2 u64, 1 u32, 1 u64",
     },
+    "int4": {
+        **{f"int4_product_{rows}": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
+        **{f"int4_product_{rows}_zeros": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
+        "int4_weights": "3 u64, 3 u32, 1 u64",
+    },
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {
         "row_stats": "12 u64, 3 u32, 3 u64",
@@ -46,11 +51,14 @@ ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "9 u64, 6 u32, 4 f32, 2 u64", "9 u64, 8 u32, 4 f32, 6 u64", "9 u64, 6 u32, 4 f32, 3 u64"
 PREPARE, PLAIN_RUNS = "11 u64, 7 u32, 4 f32, 4 u64", "11 u64, 6 u32, 4 f32, 3 u64"
 ATTEND_RUNS, WIDEN = "11 u64, 8 u32, 4 f32, 6 u64", "11 u64, 6 u32, 4 f32, 4 u64"
-SPILLED = {"verify": 160}  # bytes: some between phases are no matter; in a loop over the logits they would be
+# Bytes: some between phases are no matter; in a loop over the logits they would be. Of int4 for one GPU alone, 12.0.
+SPILLED = {"verify": 160, "int4": 16}
 
 
 def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> dict[str, str]:
     suffix = SUFFIXES[dtype]
+    if kernel == "int4" and dtype == "float32":
+        return {}
     if kernel not in ATTENTION:
         return {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
     entries = {f"append_{suffix}_{size}": APPEND for size in head_dims}
@@ -72,15 +80,15 @@ def entries_of(ptx: compiler.Compiled) -> dict[str, str]:
 
 
 # Attention takes half a minute for each with all its head sizes: every GPU sees one of them in one dtype, one GPU all.
-# Products in float8 see a GPU without it, and the newest, experts the oldest; attention over float8 is the same with
-# other elements.
+# Products in float8 see a GPU without it, and the newest, those in 4 bits and experts the oldest; attention over float8
+# is the same with other elements.
 COMPILED = [
     (kernel, dtype, capability, HEAD_DIMS if kernel != "attention" or capability == "9.0" else (128,))
     for kernel in compiler.kernel_names()
     for dtype in SUFFIXES
     for capability in COMPUTE_CAPABILITIES
-    if kernel not in (*ATTENTION, "float8", "experts") or dtype == "bfloat16" or capability == "9.0"
-    if kernel not in ("float8", "experts") or capability in ("8.0", "9.0", LAST)
+    if kernel not in (*ATTENTION, "float8", "int4", "experts") or dtype == "bfloat16" or capability == "9.0"
+    if kernel not in ("float8", "int4", "experts") or capability in ("8.0", "9.0", LAST)
     if kernel != "attention_float8"
 ] + [
     ("attention_float8", dtype, capability, head_dims)

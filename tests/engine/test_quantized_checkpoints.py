@@ -291,7 +291,11 @@ RTX = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.9", "12.0"]'
 @pytest.mark.parametrize(
     ("case", "backend", "message"),
     [
-        (INT4["gptq_v2, zero points"], CUDA, r"\(gptq\) has weights of 4 bits, for which .*'onnxruntime-cuda'"),
+        (
+            INT4["gptq_v2, zero points"],
+            CUDA + '\ncache = "linear"',
+            r"\(gptq\) needs backend.name 'onnxruntime-cpu' or 'onnxruntime-cuda' with cache = 'paged'; got",
+        ),
         (
             FLOAT8["compressed-tensors, channel, inputs whole"],
             CUDA,
@@ -299,7 +303,6 @@ RTX = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.9", "12.0"]'
         ),
         (FLOAT8["modelopt"], CUDA, r"needs target.dtype 'bfloat16' on a GPU: .*got 'float16'"),
         (FLOAT8["modelopt"], CUDA + '\ncache = "linear"', r"needs .*'onnxruntime-cuda' with cache = 'paged'; got"),
-        (INT4["gptq_v2, zero points"], CUDA + '\ncache = "linear"', r"needs backend.name 'onnxruntime-cpu'; got"),
         (INT4["gptq_v2, zero points"], RTX, r"\(gptq\) needs weights in float8"),
         (FLOAT8["compressed-tensors, channel, inputs by token"], RTX, "inputs that are whole, or have static scales"),
         (FLOAT8["modelopt"], RTX.replace("8.9", "8.6"), "needs compute capability 8.9 or later; got 8.6 in"),

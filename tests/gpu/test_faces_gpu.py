@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cuda.bindings import driver
 
 from tandemrt.plugins.faces import FACES
 from tandemrt.plugins.kernels.compile import compile_kernels
@@ -26,6 +27,8 @@ PRODUCTS = ("float8_product", "scaled_product")  # their sums are too large for 
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("operator", [name for name, faces in FACES.items() if faces.cuda])
 def test_the_kernels_equal_the_definition(operator: str, dtype: str, context: Context) -> None:
+    if operator == "int4_product" and dtype == "float32":
+        pytest.skip("products in 4 bits are computed in bfloat16 and float16")
     for case in cases(operator, dtype):
         if operator not in PRODUCTS:
             hold(operator, case, context)
@@ -37,3 +40,12 @@ def test_a_product_in_float16_is_refused(context: Context) -> None:
     [*_, case] = cases("float8_product", "float16")
     with pytest.raises(ValueError, match=r"product: bfloat16 or float32 is needed, got torch\.float16"):
         hold("float8_product", case, context)
+
+
+def test_a_kernel_of_int4_keeps_the_most_shared_memory_that_a_launch_was_allowed(context: Context) -> None:
+    """A launch that asked for less made one that had asked for more fail."""
+    module, name = context.module("int4"), "int4_product_64_bf16"
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    for shared in (90_000, 60_000):
+        kernel = module.kernel(name, shared=shared)
+        assert driver.cuKernelGetAttribute(attribute, kernel.handle, driver.CUdevice(0))[1] == 90_000

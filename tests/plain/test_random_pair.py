@@ -1,5 +1,6 @@
 """The maker of agreeing pairs: the draft foresees the target as often as it says, with transformers as the judge."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -7,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.engines.recipe import Reasoning
 from tandemrt.engines.vocabulary import vocabulary_from_tokenizer
+from tandemrt.export.quantize.stored import read_blocks
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import WHOLE
@@ -14,6 +16,7 @@ from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.export.read.values import values
 from tandemrt.runtime.grammars.library import GrammarLibrary
 from tools.filler_tokenizer import write_tokenizer
+from tools.narrow_weights import Stored
 from tools.random_checkpoint import Dtype, Size
 from tools.random_pair import write_pair
 
@@ -81,8 +84,22 @@ def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
         write_tokenizer(tmp_path, 100)
 
 
+def test_products_may_be_stored_in_4_bits(tmp_path):
+    for stored in (Stored.WHOLE, Stored.INT4):
+        made = {"dtype": Dtype.FLOAT32, "acceptance": None, "scale": 0.1, "stored": stored}
+        write_pair(tmp_path / stored, Size.SMALL, device="cpu", **made)
+    whole, narrow = (Checkpoint.open(tmp_path / stored / "target") for stored in (Stored.WHOLE, Stored.INT4))
+    quantization = read_quantization(narrow.config, narrow.folder)
+    for module in ("lm_head", "model.layers.1.mlp.down_proj"):
+        weight = values(whole.tensors[f"{module}.weight"])
+        found = read_blocks(module, narrow.tensors, quantization.scheme(module)).restored
+        assert np.abs(found - weight).max() < 0.1 * np.abs(weight).max()
+        assert found.std() == pytest.approx(weight.std(), rel=0.02)
+    assert narrow.tensors["model.embed_tokens.weight"].dtype == "float32"
+
+
 def test_products_may_be_stored_in_float8_by_channel(tmp_path):
-    write_pair(tmp_path, Size.SMALL, device="cpu", dtype=Dtype.FLOAT32, acceptance=None, scale=0.1, float8=True)
+    write_pair(tmp_path, Size.SMALL, device="cpu", dtype=Dtype.FLOAT32, acceptance=None, scale=0.1, stored=Stored.FP8)
     checkpoint = Checkpoint.open(tmp_path / "target")
     scheme = read_quantization(checkpoint.config, checkpoint.folder).scheme("lm_head")
     assert (scheme.block, scheme.inputs) == ((1, WHOLE), "token")

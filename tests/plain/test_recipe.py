@@ -261,6 +261,14 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
             'dtype = "int8"\n[backend]\nname = "onnxruntime-cuda"',
             "dtype must be float32, float16 or bfloat16 unless backend.name is 'onnxruntime-cpu'",
         ),
+        (
+            'dtype = "int4"\n[backend]\nname = "onnxruntime-cuda"\ncache = "linear"',
+            "with cache = 'paged', which has 'int4'; got 'int4' for 'onnxruntime-cuda' with a linear",
+        ),
+        (
+            'dtype = "int4"\n[backend]\nname = "tensorrt"',
+            "with cache = 'paged', which has 'int4'; got 'int4' for 'tensorrt' with a linear",
+        ),
         ('dtype = "bfloat16"', "dtype must be float32, float16, int8 or int4 when backend.name is 'onnxruntime-cpu'"),
         (
             '[draft]\nkind = "model"\ncheckpoint = "d"\ndtype = "bfloat16"',

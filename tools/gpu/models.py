@@ -7,6 +7,7 @@ from tandemrt.engines.dtypes import BYTES
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.read.checkpoint import read_header
+from tools.narrow_weights import Stored
 from tools.random_checkpoint import Dtype, Family, Size
 from tools.random_drafts import Kind, write_draft
 from tools.random_pair import write_pair
@@ -43,11 +44,11 @@ def make_models(
     acceptance: float | None,
     temperature: float,
     window: int,
-    float8: bool,
+    stored: Stored,
     family: Family = Family.LLAMA,
     layers: int | None = None,
 ) -> None:
-    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``float8``: products so.
+    """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``stored``: products.
 
     ``acceptance`` None: nobody asks how often the two agree. ``family`` and ``layers`` are the target's.
     """
@@ -62,7 +63,7 @@ def make_models(
         scale=1.0,
         temperature=temperature,
         window=window,
-        float8=float8,
+        stored=stored,
     )
 
 

@@ -66,6 +66,11 @@ class Quantization:
         return any(scheme.packed for _, scheme in self.rules)
 
     @property
+    def has_float8(self) -> bool:
+        """Whether some weights are in float8."""
+        return any(scheme.weight == "float8_e4m3fn" for _, scheme in self.rules)
+
+    @property
     def comes_in_blocks(self) -> bool:
         """Whether some weights in float8 have scales of blocks, or of blocks of their inputs."""
         wide = [scheme for _, scheme in self.rules if scheme.weight == "float8_e4m3fn"]
