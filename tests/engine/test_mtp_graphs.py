@@ -187,6 +187,7 @@ def test_scales_of_keys_and_values_are_no_weights(tmp_path: Path, form: str) -> 
     head = open_head(tmp_path, "float32")
     assert set(head.narrow) == {name.replace(layer.prefix, "layers.0") for name in narrow}
     assert head.notes() == [f"draft: {len(narrow)} quantized weights became float32"]
+    assert head.cache_notes() == ["keys and values are held in float32; the checkpoint's scales are not used"]
     written = head.with_borrowed(tmp_path).checkpoint
     assert isinstance(head.spec, MtpSpec)
     build_mtp(head.spec, written, dtype="float32", capacity=CAPACITY, attention="grouped")
