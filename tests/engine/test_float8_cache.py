@@ -189,6 +189,28 @@ def test_a_cache_is_in_float8_where_its_checkpoint_says_so_and_it_can(tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("of_target", "of_draft", "scales", "held"),
+    [
+        ("", "", True, ("float32", CACHE)),
+        ("float32", "", True, ("float32", CACHE)),
+        ("float8_e4m3", "", False, (CACHE, CACHE)),
+        ("float8_e4m3", "float32", True, (CACHE, "float32")),
+    ],
+)
+def test_a_draft_models_cache_is_in_float8_if_the_target_is_told_so_or_its_own_checkpoint_says_so(
+    tmp_path: Path, of_target: str, of_draft: str, scales: bool, held: tuple[str, str]
+) -> None:
+    """``scales``: whether the draft's checkpoint has them."""
+    target = tiny_checkpoint(tmp_path / "t", seed=1, head_dim=32)
+    draft = scaled_checkpoint(tmp_path / "d") if scales else tiny_checkpoint(tmp_path / "d", seed=1, head_dim=32)
+    recipe = write_recipe(tmp_path / "r.toml", target=target, draft=draft, backend=PAGED)
+    for section, said in (("target", of_target), ("draft", of_draft)):
+        asked = f'kv_dtype = "{said}"' if said else ""
+        recipe.write_text(recipe.read_text().replace(f"[{section}]", f"[{section}]\n{asked}"))
+    assert tuple(model.kv_dtype for model in open_models(Recipe.load(recipe))) == held
+
+
+@pytest.mark.parametrize(
     ("backend", "kv_dtype", "message"),
     [
         (
