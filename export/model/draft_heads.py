@@ -112,7 +112,7 @@ class DraftHead:
 
     def cache_notes(self) -> list[str]:
         """See Model.cache_notes."""
-        found = read_quantization(self.source.config, self.source.folder)  # not that of a part of it
+        found = read_quantization(self.source.config, self.source.folder)  # an MTP layer's own has none
         return [] if found is None else found.notes_on_unused_cache_scales(self.kv_dtype)
 
     def spec_json(self) -> dict[str, Any]:
