@@ -42,7 +42,7 @@ prefill_chunk = {chunk}
 [backend]
 {backend}
 """
-_AT_LEAST = ("batch", "length")  # a bundle that has more of them measures the same
+_AT_LEAST = ("batch", "length")  # a bundle may have more of them than are asked for
 
 
 def make_models(
