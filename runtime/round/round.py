@@ -68,8 +68,8 @@ class Round:
         batch = bucket(max(rows) + 1, slots)
         rules = frozenset(request.rule for request in asked)
         # Under the rejection rule a text depends on its windows, and those on the clock where they adapt.
-        rates = [running.acceptance.rate for running in rows.values()]
-        drafted = windows.drafted(rates, batch, fixed=Rule.REJECTION in rules)
+        acceptances = [running.acceptance for running in rows.values()]
+        drafted = windows.drafted(acceptances, batch, fixed=Rule.REJECTION in rules)
         wanted = max(request.window for request in asked)
         return cls(
             rows,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.options import window_problem
-from tandemrt.runtime.round.adaptive import RoundCosts, best_window
+from tandemrt.runtime.round.adaptive import Acceptance, RoundCosts, best_window
 
 
 class Windows:
@@ -46,17 +46,17 @@ class Windows:
         """The most drafted tokens of a round with ``live`` requests, at least one."""
         return next(window for least, window in self._table if live >= least)
 
-    def drafted(self, rates: Sequence[float], batch: int, *, fixed: bool = False) -> int:
-        """How many tokens the drafter is asked for, for requests whose drafts were accepted at ``rates`` lately.
+    def drafted(self, acceptances: Sequence[Acceptance], batch: int, *, fixed: bool = False) -> int:
+        """How many tokens the drafter is asked for, for requests whose drafts were accepted so lately.
 
         ``batch``: rows of the round. ``fixed``: the window follows nothing.
         """
         if not self._drafts:
             return 0
-        most = self.of(len(rates))
+        most = self.of(len(acceptances))
         if fixed or not self.adaptive or not most:
             return most
-        return best_window(rates, {window: self.costs.of(batch, window) for window in self._steps(most)})
+        return best_window(acceptances, {window: self.costs.of(batch, window) for window in self._steps(most)})
 
     def usual(self, live: int) -> list[int]:
         """The windows of rounds with ``live`` requests without a window of their own, in which nothing is forced."""

@@ -1,5 +1,7 @@
 """The window follows what is accepted, and what a drafted token costs."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,11 +17,26 @@ def linear(token: float) -> dict[int, float]:
     return {window: 1 + token * window for window in WINDOWS}
 
 
-def after(*noted: tuple[int, int]) -> float:
+def known(*noted: tuple[int, int]) -> Acceptance:
     acceptance = Acceptance()
     for accepted, asked in noted:
         acceptance.note(accepted, asked)
-    return acceptance.rate
+    return acceptance
+
+
+def after(*noted: tuple[int, int]) -> float:
+    return known(*noted).rate
+
+
+class Even(Acceptance):
+    """Every drafted token has the same chance."""
+
+    def __init__(self, chance: float) -> None:
+        super().__init__()
+        self._chance = chance
+
+    def emitted(self, window: int) -> float:
+        return sum(self._chance**accepted for accepted in range(window + 1))
 
 
 @given(st.lists(st.integers(0, 8).flatmap(lambda asked: st.tuples(st.integers(0, asked), st.just(asked)))))
@@ -35,12 +52,35 @@ def test_the_rate_is_that_of_the_last_windows() -> None:
 
 
 def test_what_was_useless_is_tried_again_after_a_while_and_not_at_once() -> None:
-    rates = [after(*[(0, 4)] * 9, *[(0, 0)] * plain) for plain in range(200)]
+    forgotten = [known(*[(0, 4)] * 9, *[(0, 0)] * plain) for plain in range(200)]
+    rates = [each.rate for each in forgotten]
     assert rates == sorted(rates)
     assert rates[-1] == pytest.approx(HOPE, abs=0.01)
-    tried_again = next(plain for plain, rate in enumerate(rates) if best_window([rate], linear(0.3)))
+    tried_again = next(plain for plain, each in enumerate(forgotten) if best_window([each], linear(0.3)))
     assert 20 < tried_again < 60
-    assert best_window([rates[tried_again]], linear(0.3)) == 1
+    assert best_window([forgotten[tried_again]], linear(0.3)) == 1
+
+
+def test_every_place_of_a_window_has_a_chance_of_its_own() -> None:
+    first_two = known(*[(2, 4)] * 30)
+    assert [first_two.emitted(window) for window in WINDOWS] == pytest.approx([1, 2, 3, 3, 3], abs=0.35)
+    assert [best_window([first_two], linear(token)) for token in (0.05, 0.1, 0.3)] == [2, 2, 2]
+    assert best_window([known(*[(4, 4)] * 30)], linear(0.1)) == 8  # as long as it was never tried
+
+
+def test_a_longer_window_is_tried_again_after_a_while_and_not_at_once() -> None:
+    noted = [(2, 4)] * 30
+    for shorter in range(200):
+        if best_window([known(*noted, *[(2, 2)] * shorter)], linear(0.1)) > 2:
+            break
+    assert 20 < shorter < 100
+
+
+@given(st.lists(st.integers(0, 8).flatmap(lambda asked: st.tuples(st.integers(0, asked), st.just(asked)))))
+def test_a_longer_window_emits_more_and_no_token_for_certain(noted: list[tuple[int, int]]) -> None:
+    emitted = [known(*noted).emitted(window) for window in range(10)]
+    assert emitted[0] == 1
+    assert all(0 < more - less < 1 for less, more in pairwise(emitted))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=5), st.floats(0, 3))
@@ -48,13 +88,14 @@ def test_no_other_window_emits_more_in_its_time(rates: list[float], token: float
     def speed(window: int) -> float:
         return sum(sum(rate**n for n in range(window + 1)) for rate in rates) / (1 + window * token)
 
-    assert speed(best_window(rates, linear(token))) == max(map(speed, WINDOWS))
+    assert speed(best_window(list(map(Even, rates)), linear(token))) == max(map(speed, WINDOWS))
 
 
 def test_drafts_that_cost_more_than_they_bring_are_not_asked_for() -> None:
-    assert [best_window([rate], linear(0.25)) for rate in (0.1, 0.4, 0.99)] == [0, 1, 8]
-    assert [best_window([0.8], linear(token)) for token in (0.0, 0.1, 0.3, 1.0)] == [8, 8, 4, 0]
-    assert best_window([0.0, 0.0, 0.0, 0.99], linear(0.25)) < best_window([0.99], linear(0.25))
+    assert [best_window([Even(chance)], linear(0.25)) for chance in (0.1, 0.4, 0.99)] == [0, 1, 8]
+    assert [best_window([Even(0.8)], linear(token)) for token in (0.0, 0.1, 0.3, 1.0)] == [8, 8, 4, 0]
+    useless, good = Even(0.0), Even(0.99)
+    assert best_window([useless, useless, useless, good], linear(0.25)) < best_window([good], linear(0.25))
 
 
 def counted(*noted: tuple[int, int, float]) -> RoundCosts:
@@ -86,8 +127,8 @@ def test_a_pause_of_the_machine_makes_no_window_dear_and_what_stays_slow_is_beli
 def test_windows_are_few_and_as_long_as_the_option_says_at_most() -> None:
     adaptive = Windows({1: 6, 3: 2}, 8, adaptive=True)
     assert [adaptive.usual(live) for live in (1, 3)] == [[0, 1, 2, 4, 6], [0, 1, 2]]
-    assert adaptive.drafted([0.99], 1) == 6
-    assert adaptive.drafted([0.01], 1) == 0
-    assert adaptive.drafted([0.01], 1, fixed=True) == 6
-    assert Windows(6, 8).drafted([0.01], 1) == 6
-    assert Windows(6, 8, drafts=False).drafted([0.99], 1) == 0
+    assert adaptive.drafted([Even(0.99)], 1) == 6
+    assert adaptive.drafted([Even(0.01)], 1) == 0
+    assert adaptive.drafted([Even(0.01)], 1, fixed=True) == 6
+    assert Windows(6, 8).drafted([Even(0.01)], 1) == 6
+    assert Windows(6, 8, drafts=False).drafted([Even(0.99)], 1) == 0
