@@ -18,10 +18,11 @@ from tests.engine import narrow
 from tests.engine.decoding import Decoder, expected_logits, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8
 from tests.engine.test_scaled_products import SCALES
-from tests.gpu.here import compute_capabilities
+from tests.gpu.here import compute_capabilities, needs_float8
 from tests.gpu.rounds import EVEN, MIXED, drive, first_difference, paged, told
 from tests.makers import tiny_checkpoint, write_recipe
 
+pytestmark = needs_float8
 CAPACITY = 170
 
 
