@@ -32,15 +32,21 @@ def capabilities_for(built_for: str, known: Sequence[str]) -> tuple[str, ...]:
     A GPU runs the latest one that is not later than itself: as it is, or translated by the driver. GPUs older than all
     of them have none.
     """
-    ordered, wanted = sorted(known, key=_capability), set()
+    ordered, wanted = sorted(known, key=parsed), set()
     for first, and_later in _parts(built_for):
-        wanted |= set([c for c in ordered if _capability(c) <= first][-1:])
-        wanted |= {c for c in ordered if and_later and _capability(c) > first}
+        wanted |= set([c for c in ordered if parsed(c) <= first][-1:])
+        wanted |= {c for c in ordered if and_later and parsed(c) > first}
     return tuple(c for c in ordered if c in wanted)
 
 
 def name_of(capability: Capability) -> str:
     return f"sm_{capability[0]}{capability[1]}"
+
+
+def parsed(written: str) -> Capability:
+    """The compute capability that is written "8.6"."""
+    major, minor = written.split(".")
+    return int(major), int(minor)
 
 
 def _parts(built_for: str) -> Iterator[tuple[Capability, bool]]:
@@ -49,8 +55,3 @@ def _parts(built_for: str) -> Iterator[tuple[Capability, bool]]:
         digits = part.removeprefix("sm_").removesuffix("-up")
         if part.startswith("sm_") and digits.isdigit():
             yield (int(digits[:-1]), int(digits[-1])), part.endswith("-up")
-
-
-def _capability(written: str) -> Capability:
-    major, minor = written.split(".")
-    return int(major), int(minor)

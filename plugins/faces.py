@@ -91,23 +91,31 @@ def function(operator: str) -> Function:
 def launcher(operator: str, context: Context) -> Launcher:
     """What binds the operator to tensors on the context's device.
 
-    Raises BackendUnavailable if its kernels are not there for a CUDA device, or the device is too old for them.
+    Raises BackendUnavailable if its kernels are not there for a CUDA device, or the device, or what they were compiled
+    for, is too old for them.
     """
     if context.device.type == "cpu":
         from tandemrt.plugins import cpu
 
         return partial(cpu.launch, operator, function(operator))
     schema = SCHEMAS[operator]
-    if schema.kernels is not None:
-        context.module(schema.kernels)  # a refusal now, not in the first round
+    needed = ".".join(map(str, schema.compute_capability))
     capability = torch.cuda.get_device_capability(context.device)
     if capability < schema.compute_capability:
-        needed, has = (".".join(map(str, each)) for each in (schema.compute_capability, capability))
         raise BackendUnavailable(
             f"device: operator {operator} needs compute capability {needed} or later, "
-            f"{torch.cuda.get_device_name(context.device)} has {has}; build the bundle without float8: from "
-            "weights that are not quantized, and with kv_dtype as it computes"
+            f"{torch.cuda.get_device_name(context.device)} has {'.'.join(map(str, capability))}; build the bundle "
+            "without float8: from weights that are not quantized, and with kv_dtype as it computes"
         )
+    if schema.kernels is not None:
+        # A refusal now, not in the first round. A later device runs older code, in which these kernels are empty.
+        major, minor = schema.compute_capability
+        if (architecture := context.module(schema.kernels).architecture) < 10 * major + minor:
+            raise BackendUnavailable(
+                f"{context.kernels}: operator {operator} needs kernels compiled for compute capability {needed} or "
+                f"later, those for {torch.cuda.get_device_name(context.device)} are for sm_{architecture}; add its "
+                "compute capability to the recipe and build again"
+            )
     found: Launcher = _load(FACES[operator].cuda)
     return found
 

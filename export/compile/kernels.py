@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle import KERNELS
 from tandemrt.engines.dtypes import BITS, FLOAT8
-from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, capabilities_for
+from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, capabilities_for, parsed
 from tandemrt.engines.operators import HEADS, SCHEMAS
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.model.graphs import Model, Models
@@ -16,6 +16,8 @@ from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 _OF_HEADS = {SCHEMAS[operator].kernels for operator in HEADS.values()}
 _OF_FLOAT8, _OF_INT4, _OF_EXPERTS = (SCHEMAS[name].kernels for name in ("scaled_product", "int4_product", "experts"))
 _ATTENTION, _ATTENTION_IN_FLOAT8 = (SCHEMAS[name].kernels for name in ("window_attention", "float8_window_attention"))
+
+_FROM = {schema.kernels: schema.compute_capability for schema in SCHEMAS.values() if schema.kernels}
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[Kern
 
     A paged cache needs all of them, those of products with narrow weights and of experts only where there are some, and
     of attention those for what its caches hold; any other bundle for a GPU those that take the place of the engines
-    without weights. A GPU older than the kernels has none and runs the graphs of these engines.
+    without weights. A GPU older than the kernels has none and runs the graphs of these engines. A file is compiled for
+    no GPU that is older than its operators say: there would be nothing in it.
     """
     capabilities = recipe.kernel_capabilities or capabilities_for(built_for, COMPUTE_CAPABILITIES)
     dtypes = tuple(dict.fromkeys(model.compute for model in models))
@@ -49,10 +52,11 @@ def kernels_for(recipe: Recipe, models: Models, built_for: str) -> Iterator[Kern
         _ATTENTION: any(model.kv_dtype != FLOAT8 for model in models),
         _ATTENTION_IN_FLOAT8: any(model.kv_dtype == FLOAT8 for model in models),
     }
-    for name in kernel_names() if capabilities else ():
-        if wanted.get(name, True) and (recipe.cache == "paged" or name in _OF_HEADS):
+    for name in kernel_names():
+        fitting = tuple(each for each in capabilities if parsed(each) >= _FROM[name])
+        if fitting and wanted.get(name, True) and (recipe.cache == "paged" or name in _OF_HEADS):
             attention = name in (_ATTENTION, _ATTENTION_IN_FLOAT8)
-            yield KernelFile(name, capabilities, dtypes, head_dims if attention else None)
+            yield KernelFile(name, fitting, dtypes, head_dims if attention else None)
 
 
 def compile_into(folder: Path, kernels: KernelFile) -> dict[str, str]:

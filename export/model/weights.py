@@ -113,11 +113,6 @@ class Weights:
                     return Form(bits, block, zeros, tensors[stored_as(name, bits, "scales")].dtype)
         return None
 
-    @property
-    def has_tiles(self) -> bool:
-        """Whether some weights are written for the operator int4_product."""
-        return any(stored_as("", 4, "tiles") in name for name in self.checkpoint.tensors)
-
     def blocks(self, names: Sequence[str], rows: Sequence[int], inner: int, form: Form) -> tuple[ir.Value, ...]:
         """Weights [rows_i, inner] of one form as one: integers, scales and, if it has any, zero points."""
         found = []

@@ -78,6 +78,12 @@ def publish(
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise BadRequest(f"out must be free or an empty folder; {out} holds something. Choose another place with --out")
     products = {name for name in checkpoint.tensors if (_OF_HEAD if of_head else _OF_MODEL).fullmatch(name)}
+    if not products:
+        wanted = _OF_HEAD if of_head else _OF_MODEL
+        raise BadCheckpoint(
+            f"{folder}: must have products to quantize, weights whose names match {wanted.pattern}; got "
+            f"{quoted(sorted(checkpoint.tensors))}; quantize it with llm-compressor, or give another checkpoint"
+        )
     maker = _Maker(scheme, group, products, progress)
     with staged(out) as place:
         for file in sorted(checkpoint.folder.iterdir()):

@@ -142,8 +142,8 @@ class Body:
             self._attributes.append(ir.Attr(name, kind, None))
         return ir.RefAttr(target, name, kind)
 
-    def function(self, **outputs: Tensor) -> ir.Function:
-        """Close the body. Outputs get the names of the keywords."""
+    def function(self, overload: str = "", /, **outputs: Tensor) -> ir.Function:
+        """Close the body. Outputs get the names of the keywords; ``overload`` is ONNX's, of functions of one name."""
         # No Identity behind a node: an output that is updated in place would be copied by it.
         made = [tensor if tensor.value.producer() else self.op("Identity", tensor) for tensor in outputs.values()]
         values = [tensor.value for tensor in made]
@@ -152,7 +152,7 @@ class Body:
         inputs = [tensor.value for tensor in self.inputs]
         imports = {"": OPSET, DOMAIN: 1}
         graph = ir.Graph(inputs, values, nodes=self._nodes, opset_imports=imports, name=self.name)
-        return ir.Function(DOMAIN, self.name, graph=graph, attributes=self._attributes)
+        return ir.Function(DOMAIN, self.name, overload, graph=graph, attributes=self._attributes)
 
     def op(self, op_type: str, *operands: Any, domain: str = "", **attributes: Any) -> Tensor:
         """Append a node with one output."""

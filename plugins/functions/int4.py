@@ -10,8 +10,11 @@ from tandemrt.plugins.functions.body import FLOAT32, Body, Tensor
 _HALF, _LEFT = np.uint8(15), np.uint8(4)
 
 
-def int4_product(*, zeros: bool) -> ir.Function:
-    """x [..., inner] @ w.T in float32, rounded to the dtype of x; ``zeros``: with zero points."""
+def int4_product(*, zeros: bool, overload: str = "") -> ir.Function:
+    """x [..., inner] @ w.T in float32, rounded to the dtype of x; ``zeros``: with zero points.
+
+    ``overload`` is ONNX's: which of the functions of this name the nodes mean that give it.
+    """
     body = Body.of("int4_product", without=() if zeros else ("zeros",))
     x, weight, scales, *given = body.inputs
     block = body.op("Constant", value_int=body.attribute("block", ir.AttributeType.INT, "value_int"))
@@ -24,7 +27,7 @@ def int4_product(*, zeros: bool) -> ir.Function:
     numbers = (integers - middles) * scales.first(blocks, 1).cast(FLOAT32).expand_dims(-1)
     wide = body.op("Reshape", numbers, np.array([0, -1], np.int64)).first(x.size(-1), 1)
     product = body.op("MatMul", x.cast(FLOAT32), body.op("Transpose", wide, perm=[1, 0]))
-    return body.function(product=body.op("CastLike", product, x))
+    return body.function(overload, product=body.op("CastLike", product, x))
 
 
 def bodies(dtype: str, given: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001

@@ -1,6 +1,7 @@
 """``experts`` for many rows on the GPU: torch's grouped products over rows that are put in the order of their experts.
 
-They are the faster ones from some 16 rows of an expert on, in bfloat16 from compute capability 9.0 on.
+They are the faster ones from some 16 rows of an expert on, in bfloat16 on the GPUs that torch has a kernel for. On any
+other it reads on the host where groups end, and no graph can be captured.
 """
 
 from collections.abc import Mapping
@@ -10,20 +11,25 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels.experts_route import Routes
-from tandemrt.plugins.kernels.module import Launch, current_stream, suffix
+from tandemrt.plugins.kernels.module import HOPPER, Launch, current_stream, suffix
 from tandemrt.plugins.kernels.swiglu import SwigluLauncher
 from tandemrt.plugins.launch import Context, Tensors
 
 _FROM = 16  # pairs of an expert, if all are chosen alike
 _THREADS, _STEP = 256, 8  # of a block; what sizes must be a multiple of
-_ARCHITECTURE = 90
+WITH_KERNELS = (9, 10)  # major numbers of the compute capabilities for which torch._grouped_mm has a kernel
 
 
 def fits_groups(tensors: Tensors, chosen: int, context: Context) -> bool:
     """Whether there are rows enough, and products for them."""
     x, experts = tensors["x"], tensors["router_logits"].shape[-1]
     many = x.numel() // x.shape[-1] * chosen >= _FROM * experts
-    return many and x.dtype == torch.bfloat16 and context.module("experts").architecture >= _ARCHITECTURE
+    return (
+        many
+        and x.dtype == torch.bfloat16
+        and context.module("experts").architecture >= HOPPER
+        and torch.cuda.get_device_capability(x.device)[0] in WITH_KERNELS
+    )
 
 
 class GroupedMixture:

@@ -1,7 +1,9 @@
 """Runs a decoder step by step, on any device: pieces by onnxruntime, operators by their launchers.
 
-It knows nothing about what the steps compute. On a CUDA device nothing waits, nothing is allocated and nothing is
-computed on the host in a run, so that all its steps can be captured into one CUDA graph.
+It knows nothing about what the steps compute. On a CUDA device nothing waits and nothing is computed on the host in a
+run, and what it writes to is there before, so that all its steps can be captured into one CUDA graph. One step alone
+allocates: grouped products of experts take memory of torch's allocator (plugins/kernels/experts_grouped.py), which a
+graph keeps for itself.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -21,7 +21,7 @@ MOST_PACKED = 128  # calls with prompts that are kept bound per engine; those th
 
 
 class Tandem:
-    """What the device does for the target. Calls are bound once per shape and kept; rounds allocate nothing.
+    """What the device does for the target. Calls are bound once per shape and kept, and their tensors with them.
 
     ``engines`` holds "target", "adjust", "verify" and, for drafters that keep their probabilities, "verify_probs".
     ``runs`` are the prompts of a round over a paged cache, None over a linear one.

@@ -119,10 +119,13 @@ def rewrite(folder: Path, config: Mapping[str, Any], narrow: Narrow, *, head: bo
     return meant
 
 
-def packed(folder: Path, tiles: str | None = None) -> Checkpoint:
-    """The checkpoint as a build packs it, in a folder of its own; ``tiles``: for a GPU (blocks.Form)."""
+def packed(folder: Path, tiles: str | None = None, bits: int | None = None) -> Checkpoint:
+    """The checkpoint as a build packs it, in a folder of its own; ``tiles``: for a GPU (blocks.Form).
+
+    ``bits``: what weights that are whole are rounded to.
+    """
     checkpoint = Checkpoint.open(folder)
     out = folder / "packed"
     out.mkdir()
     (out / "config.json").write_bytes((folder / "config.json").read_bytes())
-    return write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), out, None, tiles=tiles).checkpoint
+    return write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), out, bits, tiles=tiles).checkpoint

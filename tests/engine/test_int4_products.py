@@ -20,7 +20,7 @@ from tandemrt.plugins.kernels.int4_product import launch
 from tandemrt.plugins.launch import Context
 from tandemrt.plugins.reference.int4 import int4_product
 from tests.engine import narrow
-from tests.engine.decoding import Decoder, expected_logits, open_steps
+from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, TOKENS
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -50,6 +50,20 @@ def test_the_graph_and_its_steps_give_the_logits_that_the_checkpoint_means(tmp_p
     steps = Decoder(folder, "paged", 1, open_engine=partial(open_steps, folder=folder))
     for found in (Decoder(folder, "paged", batch=1)([TOKENS], [0])[0], steps([TOKENS], [0])[0]):
         assert (found - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_products_with_zero_points_stand_beside_products_without(tmp_path: Path) -> None:
+    """A checkpoint in AWQ has some, and a head that is rounded when the bundle is built has none."""
+    make_checkpoint("qwen2", tmp_path, sizes=narrow.SIZES | {"vocab_size": 64})
+    narrow.rewrite(tmp_path, INT4["awq"].config, INT4["awq"].store)
+    names = narrow.packed(tmp_path, "float32", bits=4).tensors
+    assert 0 < len([n for n in names if ".int4.zeros" in n]) < len([n for n in names if ".int4.tiles" in n])
+    folder = tmp_path / "packed"
+    whole, steps = (
+        Decoder(folder, "paged", 1),
+        Decoder(folder, "paged", 1, open_engine=partial(open_steps, folder=folder)),
+    )
+    torch.testing.assert_close(whole([TOKENS], [0])[0], steps([TOKENS], [0])[0])
 
 
 def test_widths_that_no_product_on_a_gpu_has_are_refused_by_name(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tandemrt.cli import app
@@ -84,3 +85,12 @@ def test_what_cannot_be_done_is_refused_by_name_and_leaves_nothing(tmp_path):
     refused(whole)
     with pytest.raises(BadCheckpoint, match=r"quantized already \(compressed-tensors\)"):
         refused(tmp_path / "out", out=tmp_path / "again")
+
+
+def test_a_checkpoint_without_a_weight_to_quantize_is_refused_and_nothing_is_written(tmp_path):
+    whole = tiny_checkpoint(tmp_path / "whole")
+    tensors = load_file(whole / "model.safetensors")
+    save_file({f"text.{name}": tensor for name, tensor in tensors.items()}, whole / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"must have products to quantize, .*; got \['text\.lm_head"):
+        refused(whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]

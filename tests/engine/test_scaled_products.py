@@ -18,6 +18,7 @@ from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.export.compile.kernels import kernels_for
 from tandemrt.export.model.graphs import open_models
 from tandemrt.export.passes.cut import cut
 from tandemrt.plugins.reference.float8 import FLOAT8 as NUMBERS
@@ -144,9 +145,13 @@ def test_gpus_without_float8_alone_are_refused_before_anything_is_built(tmp_path
     narrow.rewrite(target, case.config, case.store)
     for wanted, refused in ((["8.0", "8.6"], True), (["8.6", "9.0"], False)):
         backend = f'name = "onnxruntime-cuda"\ncompute_capabilities = {json.dumps(wanted)}'
-        recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=backend))
+        recipe = Recipe.load(
+            write_recipe(tmp_path / "r.toml", target=target, backend=backend, dtype="bfloat16"), kv_dtype="float8_e4m3"
+        )
         if not refused:
-            open_models(recipe)
+            kernels = {each.name: each.compute_capabilities for each in kernels_for(recipe, open_models(recipe), "")}
+            assert kernels["float8"] == kernels["attention_float8"] == ("9.0",)  # there is nothing in older code
+            assert kernels["swiglu"] == ("8.6", "9.0")
             continue
         with pytest.raises(BadRecipe, match=r"needs compute capability 8\.9 or later; got 8\.0, 8\.6 in"):
             open_models(recipe)

@@ -14,6 +14,7 @@ from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.quantize.publish import publish
 from tests.engine.draft_kinds import EAGLE3, KINDS, SIZES, Target
+from tests.gpu.here import needs_float8
 from tests.gpu.rounds import MIXED, SCHEMA, drive, first_difference, paged, told
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 FLOAT8 = "eagle3 in float8"
 
 
-@pytest.fixture(scope="module", params=[*KINDS, FLOAT8])
+@pytest.fixture(scope="module", params=[*KINDS, pytest.param(FLOAT8, marks=needs_float8)])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A bundle in bfloat16, and parameters with which many a draft is accepted."""
     name = "eagle3" if request.param == FLOAT8 else request.param

@@ -8,10 +8,10 @@ import torch
 
 from tandemrt.plugins.kernels import experts
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.kernels.experts_grouped import GroupedMixture
+from tandemrt.plugins.kernels.experts_grouped import WITH_KERNELS, GroupedMixture
 from tandemrt.plugins.launch import Context
 from tandemrt.plugins.reference.experts import experts as reference
-from tests.gpu.here import compute_capabilities
+from tests.gpu.here import CAPABILITY, compute_capabilities
 
 HIDDEN, WIDTH, EXPERTS, CHOSEN = 256, 136, 16, 3
 GIVEN = {"per_token": CHOSEN, "normalized": 1}
@@ -63,6 +63,12 @@ def test_many_rows_of_one_expert_equal_the_reference(context: Context) -> None:
     np.testing.assert_allclose(given["mixed"][rows].cpu().numpy(), reference(**few, **GIVEN), rtol=1e-4, atol=1e-5)
 
 
+needs_grouped_products = pytest.mark.skipif(
+    CAPABILITY[0] not in WITH_KERNELS, reason="torch's grouped products have no kernel for this GPU"
+)
+
+
+@needs_grouped_products
 @pytest.mark.parametrize("rows", [600, 2000])
 def test_grouped_products_of_many_rows_are_near_those_of_few(context: Context, rows: int) -> None:
     given = tensors(rows)
@@ -73,6 +79,16 @@ def test_grouped_products_of_many_rows_are_near_those_of_few(context: Context, r
         few = part(given, part_of)
         experts.launch(few, GIVEN, context).run()
         torch.testing.assert_close(given["mixed"][part_of], few["mixed"], rtol=2**-6, atol=2**-6)
+
+
+@needs_grouped_products
+def test_no_grouped_products_where_torch_would_wait_for_the_host(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = tensors(600)
+    assert isinstance(experts.launch(given, GIVEN, context), GroupedMixture)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (12, 0))
+    assert not isinstance(experts.launch(given, GIVEN, context), GroupedMixture)
 
 
 @pytest.mark.parametrize("rows", [3, 40, 600])

@@ -14,10 +14,11 @@ from tandemrt.runtime.check.run import check_bundle
 from tests.engine.attention_cases import BFLOAT16, SCALES, attributes, case_in_float8
 from tests.engine.face_cases import KINDS
 from tests.gpu.attention import PACKED, bind, check, on_device
-from tests.gpu.here import compute_capabilities
+from tests.gpu.here import compute_capabilities, needs_float8
 from tests.gpu.rounds import MIXED, drive, paged, told
 from tests.makers import tiny_checkpoint, write_recipe
 
+pytestmark = needs_float8
 FLIPPED = 0.13  # a norm in its last bits decides between two numbers of float8
 
 

@@ -8,6 +8,7 @@ import torch
 
 from tandemrt import LLM
 from tandemrt.engines.errors import BackendUnavailable
+from tandemrt.engines.operators import SCHEMAS
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.plugins.faces import launcher
@@ -17,10 +18,11 @@ from tests.engine import narrow
 from tests.engine.decoding import Decoder, expected_logits, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8
 from tests.engine.test_scaled_products import SCALES
-from tests.gpu.here import compute_capabilities
+from tests.gpu.here import compute_capabilities, needs_float8
 from tests.gpu.rounds import EVEN, MIXED, drive, first_difference, paged, told
 from tests.makers import tiny_checkpoint, write_recipe
 
+pytestmark = needs_float8
 CAPACITY = 170
 
 
@@ -141,3 +143,12 @@ def test_a_gpu_without_float8_is_refused(kernels: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 6))
     with pytest.raises(BackendUnavailable, match=r"scaled_product needs compute capability 8\.9 or later, .* has 8\.6"):
         launcher("scaled_product", context)
+
+
+@pytest.mark.parametrize("operator", ["scaled_product", "float8_window_attention"])
+def test_kernels_compiled_for_older_gpus_are_refused(tmp_path: Path, operator: str) -> None:
+    """Their code is empty there: a later GPU would run it and leave its outputs as they were."""
+    name = SCHEMAS[operator].kernels
+    compile_kernels(["8.0"], tmp_path, names=[name], dtypes=["bfloat16"], head_dims=[64])
+    with pytest.raises(BackendUnavailable, match=rf"{operator} needs kernels compiled for .* 8\.9 or later, .* sm_80"):
+        launcher(operator, Context(torch.device("cuda", 0), tmp_path))
