@@ -17,6 +17,9 @@ from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.passes.batch_invariant import make_batch_invariant
+from tandemrt.plugins.kernels import float8_product
+from tandemrt.plugins.kernels.cudnn_attention import longest_run
+from tandemrt.plugins.launch import Context
 from tandemrt.runtime.backends.executor import Executor
 from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.makers import tiny_checkpoint, write_recipe
@@ -77,3 +80,17 @@ def test_a_recipe_is_refused_where_there_are_no_such_products(tmp_path: Path, ke
     file = write_recipe(tmp_path / "r.toml", target=tmp_path, backend=backend, dtype=given["dtype"])
     with pytest.raises(BadRecipe, match=rf"backend\.batch_invariant needs .*'{value}'"):
         Recipe.load(file)
+
+
+def test_a_product_in_float8_whose_sums_have_no_room_is_refused() -> None:
+    x, weight = (torch.zeros(rows, 32).to(torch.float8_e4m3fn) for rows in (3, 16))
+    tensors = {"quantized": x, "weight": weight.view(torch.uint8), "product": torch.zeros(3, 16, dtype=torch.float16)}
+    context = Context(torch.device("cpu"), sizes={"batch": 1}, batch_invariant=True)
+    with pytest.raises(ValueError, match=r"product: bfloat16 or float32 is needed, got torch\.float16"):
+        float8_product.launch(tensors, {}, context)
+
+
+@pytest.mark.parametrize(("chunk", "longest"), [(64, 2048), (2048, 2048), (2049, 4096), (5000, 8192)])
+def test_a_plan_for_prompts_does_not_follow_from_how_many_tokens_a_call_has(chunk: int, longest: int) -> None:
+    context = Context(torch.device("cpu"), sizes={"query": chunk}, batch_invariant=True)
+    assert {longest_run(tokens, context) for tokens in (1, 64, 2049, 5000, 20_000)} == {longest}
