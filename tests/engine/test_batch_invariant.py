@@ -17,7 +17,7 @@ from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.passes.batch_invariant import make_batch_invariant
-from tandemrt.plugins.kernels import float8_product
+from tandemrt.plugins.kernels import float8_product, linear
 from tandemrt.plugins.kernels.cudnn_attention import longest_run
 from tandemrt.plugins.launch import Context
 from tandemrt.runtime.backends.executor import Executor
@@ -94,3 +94,13 @@ def test_a_product_in_float8_whose_sums_have_no_room_is_refused() -> None:
 def test_a_plan_for_prompts_does_not_follow_from_how_many_tokens_a_call_has(chunk: int, longest: int) -> None:
     context = Context(torch.device("cpu"), sizes={"query": chunk}, batch_invariant=True)
     assert {longest_run(tokens, context) for tokens in (1, 64, 2049, 5000, 20_000)} == {longest}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_what_is_in_a_checkpoint_does_not_decide_which_algorithms_agree(dtype: torch.dtype) -> None:
+    broken = torch.full((16, 32), torch.nan).to(dtype)
+    drawn, again = linear.random_like(broken), linear.random_like(torch.zeros(16, 32).to(dtype))
+    assert (drawn.dtype, drawn.shape) == (dtype, broken.shape)
+    assert drawn.float().isfinite().all()
+    assert len(drawn.float().unique()) > 16
+    assert torch.equal(drawn.view(torch.uint8), again.view(torch.uint8))
