@@ -16,7 +16,10 @@ from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.batch_invariant import make_batch_invariant
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.kernels import float8_product, linear
 from tandemrt.plugins.kernels.cudnn_attention import longest_run
 from tandemrt.plugins.launch import Context
@@ -46,16 +49,41 @@ def test_a_product_whose_outputs_are_no_multiple_of_8_is_refused_by_name(tmp_pat
         Decoder(tmp_path, "paged", 1, open_engine=partial(open_product_steps, folder=tmp_path))
 
 
-def test_an_operator_that_nobody_made_batch_invariant_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("operator", ["Gemm", "Einsum", "ReduceMean"])
+def test_an_operator_that_nobody_made_batch_invariant_is_refused_by_name(tmp_path: Path, operator: str) -> None:
     make_checkpoint("qwen2", tmp_path, sizes=SIZES)
 
     def with_a_product_of_its_own(model: ir.Model, contract: Contract) -> Executor:
         step = next(node for node in model.graph if node.op_type == "MatMul")
-        step.op_type = "Gemm"
+        step.op_type = operator
         return open_product_steps(model, contract, tmp_path)
 
-    with pytest.raises(BadRecipe, match=r"has no Gemm, which '.*' of the target is; drop it"):
+    with pytest.raises(BadRecipe, match=rf"has no {operator}, which '.*' of the target is; drop it"):
         Decoder(tmp_path, "paged", 1, open_engine=with_a_product_of_its_own)
+
+
+def paged_graph(case: str, folder: Path, dtype: str) -> ir.Model:
+    make_checkpoint(case, folder, sizes=SIZES)
+    checkpoint = Checkpoint.open(folder)
+    spec = ModelSpec.from_hf(checkpoint.config)
+    return build_decoder(spec, checkpoint, dtype=dtype, capacity=40, attention="paged")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", ["gemma3", "olmo2", "exaone4", "phi3", "arcee", "granite", "mistral tied"])
+def test_every_step_of_a_family_is_known_to_be_batch_invariant(tmp_path: Path, case: str, dtype: str) -> None:
+    model = paged_graph(case, tmp_path, dtype)
+    make_batch_invariant(model)
+    assert not {"MatMul", "RMSNormalization"} & {node.op_type for node in model.graph}
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("axis", 1), ("stash_type", 10)])
+def test_a_norm_that_a_residual_norm_cannot_be_is_refused(tmp_path: Path, attribute: str, value: int) -> None:
+    model = paged_graph("qwen2", tmp_path, "float16")
+    norm = next(node for node in model.graph if node.op_type == "RMSNormalization")
+    norm.attributes.add(ir.AttrInt64(attribute, value))
+    with pytest.raises(BadRecipe, match=r"has no RMSNormalization, which '.*' of the target is"):
+        make_batch_invariant(model)
 
 
 def test_a_bundle_has_no_product_of_the_target_in_a_piece_and_leaves_the_draft_as_it_is(tmp_path: Path) -> None:
