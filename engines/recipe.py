@@ -67,8 +67,10 @@ class Target(_WithCheckpoint):
 
 
 class ModelDraft(_WithCheckpoint):
-    """A smaller model of the same vocabulary drafts. ``dtype`` and ``kv_dtype`` None mean the target's.
+    """A smaller model of the same vocabulary drafts.
 
+    ``dtype`` None: the target's. ``kv_dtype`` None: float8 if the recipe says so of the target, else as Target has it,
+    by the draft's own checkpoint.
     ``sampling`` "greedy": its likeliest tokens, whatever the temperature; None: drawn as a request's rule has it.
     ``greedy_below``: the same for requests of a lower temperature.
     """
@@ -111,7 +113,10 @@ class DFlashDraft(_WithCheckpoint):
 
 
 class PardDraft(_WithCheckpoint):
-    """A smaller model that was trained to foresee a window at once (its config.json has ``pard_token``) drafts."""
+    """A smaller model that was trained to foresee a window at once (its config.json has ``pard_token``) drafts.
+
+    ``dtype`` and ``kv_dtype`` as of ModelDraft.
+    """
 
     kind: Literal["pard"]
     dtype: Dtype | None = None
@@ -287,7 +292,10 @@ class Recipe(Section):
 
     @property
     def draft_kv_dtype(self) -> KvDtype | None:
-        """What the recipe says of the cache of a draft model: its own, else the target's float8."""
+        """What the recipe says of the cache of a draft model: its own, else the target's float8.
+
+        None: the draft's checkpoint says it. What else the target's cache holds need not be what the draft computes in.
+        """
         if not isinstance(self.draft, ModelDraft | PardDraft):
             return None
         return self.draft.kv_dtype or (self.target.kv_dtype if self.target.kv_dtype in KV_DTYPES else None)

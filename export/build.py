@@ -91,7 +91,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
         models, notes = _quantize(models, folder, clock, compiling.progress)
-        notes += tuple(f"{m.role}: {note}" for m in models if isinstance(m, Model) for note in m.cache_notes())
+        notes += tuple(f"{m.role}: {note}" for m in models for note in m.cache_notes())
         if isinstance(models[-1], DraftHead) and models[-1].borrowed:
             with clock.step("Copy what the draft takes of its target beside it"):
                 models = (models[0], models[-1].with_borrowed(folder / models[-1].role))

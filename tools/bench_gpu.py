@@ -85,7 +85,8 @@ def main(
     family: Annotated[Family, typer.Option(help="Architecture of the target: llama or qwen3_moe.")] = Family.LLAMA,
     layers: Annotated[int | None, typer.Option(help="Layers of the target, if not the size's own.", min=2)] = None,
     models: Annotated[
-        Path | None, typer.Option(help="Folder for the models; those it holds are used. Default: a temporary one.")
+        Path | None,
+        typer.Option(help="Folder for the models; those it holds are used, or refused if others. Default: temporary."),
     ] = None,
     draft: Annotated[Kind, typer.Option(help="What drafts.")] = Kind.MODEL,
     weights: Annotated[Stored, typer.Option(help="How the models' products are stored.")] = Stored.WHOLE,
@@ -96,7 +97,9 @@ def main(
         Stored | None, typer.Option(help="The same for a draft of another kind than model. Default: as --weights.")
     ] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="What caches hold: float8_e4m3; default: the dtype.")] = None,
-    reuse: Annotated[bool, typer.Option("--reuse", help="Also use the bundle that --models holds.")] = False,
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Also use the bundle that --models holds; refused if built otherwise.")
+    ] = False,
     batch_sizes: Annotated[
         str, typer.Option("--batches", help="Requests that run together, per line; empty: none.")
     ] = "1,8,16,32,64",
@@ -134,32 +137,30 @@ def main(
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
         folder = models or Path(temporary)
-        if not (folder / "draft" / "tokenizer.json").is_file():  # the last file that is written
 
-            def models_of_size() -> None:
-                make_models(
-                    folder,
-                    size,
-                    device=device,
-                    acceptance=acceptance if own else None,
-                    temperature=temperature,
-                    window=window,
-                    stored=weights,
-                    family=family,
-                    layers=layers,
-                )
+        def models_of_size() -> Path:
+            return make_models(
+                folder,
+                size,
+                device=device,
+                acceptance=acceptance if own else None,
+                temperature=temperature,
+                window=window,
+                stored=weights,
+                family=family,
+                layers=layers,
+            )
 
-            bench.part("models", models_of_size)
+        if bench.part("models", models_of_size) is None:
+            raise typer.Exit(1)
         narrow = (draft_weights or weights) is Stored.FP8
         bench.part("draft", partial(make_draft, folder, draft, device=device, float8=narrow))
         if device.startswith("cuda"):
             torch.cuda.empty_cache()  # the weights lie in files now
 
         def exported() -> Bundle:
-            if reuse and (folder / name).is_dir():
-                return Bundle.open(folder / name)
             given: dict[str, Any] = {"batch": slots, "length": length, "chunk": chunk, "window": window}
-            given |= {"kind": draft, "kv_dtype": kv_dtype, "batch_invariant": batch_invariant}
+            given |= {"kind": draft, "kv_dtype": kv_dtype, "batch_invariant": batch_invariant, "reuse": reuse}
             return make_bundle(folder, name, device=device, **given)
 
         bundle = bench.part("bundle", exported)

@@ -6,7 +6,8 @@
 Without --texts prompts are random tokens, and drafts are accepted by the rule synthetic: as many as --accepted says
 (``useful``), none (``useless``), or the one for every second request (``mixed``). With --texts, one prompt a line, they
 are accepted by the ordinary rule. Prints tokens per second for every window, and for windows that adapt their share of
-the best fixed one's; beside plain decoding, what useless drafts cost.
+the best fixed one's; beside plain decoding, what useless drafts cost. Plain decoding is window 0 of the same bundle: it
+still feeds the draft, so what a bundle without one would gain is not in it.
 """
 
 import json

@@ -13,7 +13,7 @@ import torch
 from tools.filler_tokenizer import write_tokenizer
 from tools.narrow_weights import Stored, narrowed, say_stored
 from tools.random_checkpoint import Dtype, Family, Size, write_config
-from tools.random_pair import random_weights, write_weights
+from tools.random_pair import random_weights, special_ids, write_weights
 
 Shapes = dict[str, tuple[int, ...]]
 KNOWN = 32_000  # tokens that EAGLE-3 heads know
@@ -85,8 +85,8 @@ def write_draft(
 def _write_pard(folder: Path, target: dict[str, Any], *, device: str, dtype: Dtype, float8: bool, seed: int) -> None:
     vocab = target["vocab_size"]
     size, layers = (Size.B1, None) if vocab > KNOWN else (Size.SMALL, 1)
-    ids = {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4, "vocab_size": vocab}
-    shapes = write_config(folder, Family.LLAMA, size, layers=layers, dtype=dtype, pard_token=vocab - 5, **ids)
+    more = {**special_ids(vocab), "vocab_size": vocab, "pard_token": vocab - 5}
+    shapes = write_config(folder, Family.LLAMA, size, layers=layers, dtype=dtype, **more)
     weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
     write_weights(folder, narrowed(weights, Stored.FP8 if float8 else Stored.WHOLE))
     if float8:

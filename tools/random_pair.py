@@ -56,7 +56,7 @@ def write_pair(
     target, draft = out / "target", out / "draft"
     vocab = vocab_of(family, size)
     require_room(vocab)
-    ids = {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4}
+    ids = special_ids(vocab)
     shapes = write_config(target, family, size, layers=layers, dtype=dtype, **ids)
     of_draft = write_config(draft, family, size, layers=1, dtype=dtype, **ids)
     config = AutoConfig.from_pretrained(target)
@@ -113,6 +113,11 @@ def main(
         window=window,
         seed=seed,
     )
+
+
+def special_ids(vocab: int) -> dict[str, int | None]:
+    """The fields of config.json for the tokens that tools/filler_tokenizer.py gives a part to."""
+    return {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4}
 
 
 def random_weights(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str, seed: int) -> Weights:

@@ -54,7 +54,7 @@ class DraftHead:
 
     @property
     def kv_dtype(self) -> str:
-        """See Model.kv_dtype. Of what scales there are none, so nothing is rounded."""
+        """See Model.kv_dtype. Nothing is rounded, whatever scales a checkpoint has."""
         return self.dtype
 
     @property
@@ -109,6 +109,11 @@ class DraftHead:
         published = self.spec.published if isinstance(self.spec, MtpSpec) else 1
         several = [f"draft: of {published} layers that predict further on, the first drafts"] if published > 1 else []
         return several + [f"draft: {len(self.narrow)} quantized weights became {self.dtype}"] * bool(self.narrow)
+
+    def cache_notes(self) -> list[str]:
+        """See Model.cache_notes."""
+        found = read_quantization(self.source.config, self.source.folder)  # an MTP layer's own has none
+        return [] if found is None else found.notes_on_unused_cache_scales(self.kv_dtype)
 
     def spec_json(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self.spec)))

@@ -86,11 +86,11 @@ class Model:
     def cache_notes(self) -> list[str]:
         """What somebody who builds should know of the keys and values, a line each."""
         found = self.quantization
-        scaled = found is not None and found.float8_cache
         if self.kv_dtype == FLOAT8:
+            scaled = found is not None and found.float8_cache
             scales = "the checkpoint's scales" if scaled else "scales of 1: the checkpoint has none"
             return [f"keys and values are held in {FLOAT8}, with {scales}"]
-        return [f"keys and values are held in {self.kv_dtype}; the checkpoint's scales are not used"] if scaled else []
+        return [] if found is None else found.notes_on_unused_cache_scales(self.kv_dtype)
 
     @classmethod
     def open(cls, role: EngineName, recipe: Recipe) -> "Model":

@@ -131,7 +131,7 @@ def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[di
         stem = name.removeprefix(f"{found}.")
         if stem == name and alone and name not in _OF_TARGET:
             raise BadCheckpoint(f"{checkpoint.folder}: tensor {quoted(name)} has no place in such a layer")
-        if stem == name or stem in _COPIES:
+        if stem == name or stem in _COPIES or is_cache_scale(name):  # a head has no use for scales of its cache
             continue
         module, _, kind = stem.rpartition(".")
         module = _OF_DEEPSEEK.get(module, module)
@@ -142,7 +142,7 @@ def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[di
         # A config may name all modules, of which some, norms at least, are whole.
         if scheme is not None and kind != "bias" and (weight is None or weight.dtype not in COMPUTE):
             narrow[f"{new}.weight"] = source, scheme
-        elif not is_cache_scale(name):
+        else:
             tensors[f"{new}.{kind}"] = replace(tensor, name=f"{new}.{kind}")
     return tensors, narrow, forms[found]
 

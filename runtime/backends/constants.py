@@ -50,7 +50,7 @@ def constants_of(
 
 
 def stored_parts(path: Path) -> dict[str, list[ir.ExternalTensor]]:
-    """The outputs of the graph in ``path`` that are tensors of files, or several one behind the other."""
+    """The outputs of the graph in ``path`` that are tensors of files, or several one behind the other; no scalars."""
     found = {}
     for value in ir.load(path).graph.outputs:
         node = value.producer()
@@ -58,7 +58,7 @@ def stored_parts(path: Path) -> dict[str, list[ir.ExternalTensor]]:
         if node is None or not (joined or node.op_type == "Identity"):
             continue
         parts = [None if each is None else each.const_value for each in node.inputs]
-        if all(isinstance(part, ir.ExternalTensor) for part in parts):
+        if all(isinstance(part, ir.ExternalTensor) and part.shape.rank() for part in parts):
             found[str(value.name)] = [part for part in parts if isinstance(part, ir.ExternalTensor)]
     return found
 

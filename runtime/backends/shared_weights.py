@@ -7,6 +7,7 @@ from threading import Lock
 import numpy as np
 
 from tandemrt.engines.dtypes import ONNX
+from tandemrt.engines.errors import BadBundle
 from tandemrt.engines.manifest import Engine, SharedWeight
 from tandemrt.plugins.tensors import torch, viewed
 from tandemrt.runtime.backends.sessions import onnxruntime
@@ -24,7 +25,7 @@ class SharedWeights:
         self._loading = Lock()
 
     def of(self, engine: Engine) -> Initializers:
-        """What the sessions of ``engine`` are given, by the names of initializers."""
+        """What the sessions of ``engine`` are given, by the names of initializers. Raises BadBundle for a cut file."""
         return {name: self._value(weight) for name, weight in engine.shared.items()}
 
     def _value(self, weight: SharedWeight) -> "onnxruntime.OrtValue":
@@ -36,7 +37,10 @@ class SharedWeights:
     def _load(self, weight: SharedWeight) -> "onnxruntime.OrtValue":
         dtype = getattr(torch, weight.dtype)
         nbytes = prod(weight.shape) * dtype.itemsize
-        stored = np.fromfile(self._folder / weight.file, np.uint8, nbytes, offset=weight.offset)
+        path = self._folder / weight.file
+        stored = np.fromfile(path, np.uint8, nbytes, offset=weight.offset)
+        if stored.size < nbytes:
+            raise BadBundle(f"{path}: is shorter than its manifest says; build the bundle again")
         if self._device.type == "cpu":
             shaped = stored.view(np.dtype(weight.dtype)).reshape(weight.shape)
             return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(shaped, ONNX[weight.dtype])

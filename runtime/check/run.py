@@ -60,11 +60,11 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
     def decoder(name: EngineName, engine: Engine) -> Iterator[Finding]:
         rows, length = len(plan.tokens), len(plan.tokens[0])
         largest = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
-        baseline = open_baseline(bundle, name, threads, largest)
+        wanted = expected(open_baseline(bundle, name, threads, largest), plan)
         tolerance = ROUNDED if rounds_to_8_bits(bundle, name) else TOLERANCES[engine.contract["logits"].dtype]
-        yield check_logits(name, engine, expected(baseline, plan), plan, tolerance)
+        yield check_logits(name, engine, wanted, plan, tolerance)
         if bundle.contract(name)["past_key.0"].dtype == FLOAT8:
-            yield measure_cache(name, engine, expected(open_whole_cache(bundle, name, threads, largest), plan), plan)
+            yield measure_cache(name, wanted, expected(open_whole_cache(bundle, name, threads, largest), plan))
 
     # What a block gives depends on the whole of it, and its context on features: there is no text to be led along.
     led = [

@@ -17,8 +17,12 @@ class Backlog:
         self._fed = True
 
     def may_wait(self, this: Round) -> bool:
-        """``this`` round drafts nothing: whether it leaves what there is for later. Else it must be fed."""
-        self._fed = self._most + this.window + 1 > self._room
+        """``this`` round drafts nothing: whether it leaves what there is for later. Else it must be fed.
+
+        A round with a window, whose tokens are forced, leaves nothing: behind what waits, drafters put one token a
+        round.
+        """
+        self._fed = this.window > 0 or self._most >= self._room
         self._left = 0 if self._fed else self._most
         return not self._fed
 

@@ -50,7 +50,8 @@ class Scheduler:
         asks for much waiting for ever.
 
         Instead of raising, for each that is too many the newest request of the client with the most waiting leaves,
-        with QueueFull as its failure, if that client has more waiting than the one of the new requests then has.
+        with QueueFull as its failure, if that client has more waiting than the one of the new requests then has. Nobody
+        leaves for room that others wait for.
 
         Requests that free slots can take in the next round do not count as waiting; none can while one finds no room.
         Those that were preempted do not count either: they have been let in before.
@@ -213,15 +214,23 @@ class Scheduler:
     def _joining(self) -> int:
         return 0 if self._no_room or self._preempted else self._slots - len(self._taken)
 
+    def _ahead(self, newcomers: Sequence[Waiting]) -> int:
+        return sum(map(len, takewhile(lambda each: each is not newcomers, self._line)))
+
     def _too_many(self, newcomers: Sequence[Waiting], *, alone: bool = False) -> int:
         """How many of ``newcomers``, who stand in the line, the queue has no room for: behind those in front of them,
         or if these did not come in (``alone``)."""
-        ahead = 0 if alone else sum(map(len, takewhile(lambda each: each is not newcomers, self._line)))
+        ahead = 0 if alone else self._ahead(newcomers)
         return max(0, len(self._waiting) - self._joining() + ahead + len(newcomers) - self.queue_limit)
 
     def _displace(self, newcomers: Sequence[Waiting]) -> None:
         """Make room in a full queue. Raises QueueFull if the ``newcomers`` have to leave, and nobody has left then."""
-        newcomer, count = newcomers[0].request, len(newcomers)
+        newcomer, count, too_many = newcomers[0].request, len(newcomers), self._too_many(newcomers, alone=True)
+        if too_many < min(count, self._too_many(newcomers)):
+            raise QueueFull(
+                f"queue_limit: at most {self.queue_limit} requests may wait, and {self._ahead(newcomers)} that came "
+                "before this one want what room there is; send this one again later or raise queue_limit"
+            )
         full = QueueFull(
             f"queue_limit: at most {self.queue_limit} requests may wait and as many do"
             + (f", or would with {count} more" if count > 1 else "")
@@ -229,7 +238,7 @@ class Scheduler:
         )
         left = [waiting for waiting in self._waiting if waiting not in self._called]
         displaced: list[Waiting] = []
-        for _ in range(max(self._too_many(newcomers, alone=True), min(count, self._too_many(newcomers)))):
+        for _ in range(too_many):
             found = to_displace(left, newcomer, count)
             if found is None:
                 raise full

@@ -101,6 +101,37 @@ def test_another_draft_is_accepted_as_often_as_was_asked(bench, kind):
     assert both["speculated"]["device_ms"]["propose"] > 0
 
 
+def test_models_that_a_folder_holds_are_used_for_no_other_model(bench):
+    for asked in (["--layers", "2"], ["--family", "qwen3"], ["--size", "1b"], ["--weights", "fp8"]):
+        code, _, figures = bench(*asked)
+        assert code == 1
+        assert "must be the model asked for" in figures["models"]["failed"]
+        assert "bundle" not in figures
+
+
+def test_a_bundle_is_used_again_only_as_it_was_built(models):
+    asked = {"device": "cpu", "batch": 2, "length": 64, "chunk": 16, "window": 2}
+    make_bundle(models, "again", **asked)
+    begun = (models / "again" / "bundle.json").read_bytes()
+    for more in ({}, {"batch": 1}, {"length": 48}):
+        assert make_bundle(models, "again", **asked | more, reuse=True).limits.batch == 2
+    for more in ({"batch": 3}, {"length": 65}, {"window": 1}, {"chunk": 8}, {"kv_dtype": "float8_e4m3"}):
+        with pytest.raises(ValueError, match=f"must be as asked to be used again, .*{next(iter(more))[-5:]}"):
+            make_bundle(models, "again", **asked | more, reuse=True)
+    config = models / "draft" / "config.json"
+    had = config.read_text()
+    try:
+        config.write_text(had + " ")
+        with pytest.raises(ValueError, match=r"# draft: config\.json"):
+            make_bundle(models, "again", **asked, reuse=True)
+    finally:
+        config.write_text(had)
+    (models / "again.toml").write_text("")
+    with pytest.raises(ValueError, match=r"is not from again\.toml"):
+        make_bundle(models, "again", **asked, reuse=True)
+    assert (models / "again" / "bundle.json").read_bytes() == begun
+
+
 def test_windows_that_adapt_are_measured_beside_each_fixed_one(models, tmp_path, monkeypatch, capsys):
     sizes = {"device": "cpu", "batch": 2, "length": 128, "chunk": 32, "window": 2}
     bundle = make_bundle(models, "adapting", **sizes).folder

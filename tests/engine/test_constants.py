@@ -18,7 +18,7 @@ VALUES = np.arange(24).astype(ml_dtypes.bfloat16).reshape(6, 4)
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
-    """Of a file of six rows: all of them as one, two pieces in turns, and what is computed of one."""
+    """Of a file of six rows: all of them as one, two pieces in turns, what is computed of one, and a scalar."""
     (tmp_path / "rows.bin").write_bytes(b"...." + VALUES.tobytes())
     b = GraphBuilder("constants")
     whole, upper, lower = (
@@ -29,6 +29,7 @@ def graph(tmp_path: Path) -> Path:
     b.output(Binding("joined", "bfloat16", (5, 4)), b.op("Concat", lower, upper, axis=0))
     b.output(Binding("beside", "bfloat16", (2, 8)), b.op("Concat", upper, upper, axis=1))
     b.output(Binding("computed", "float32", (2, 4)), b.cast(upper, "float32"))
+    b.output(Binding("scalar", "bfloat16", ()), b.op("Identity", b.external("last", "bfloat16", (), "rows.bin", 50, 2)))
     save_model(b.model(), tmp_path / "constants.onnx")
     return tmp_path / "constants.onnx"
 
@@ -37,11 +38,12 @@ def test_weights_come_from_their_files_and_the_rest_is_computed(graph: Path) -> 
     assert set(stored_parts(graph)) == {"stored", "joined"}
     found = read_constants(graph, torch.device("cpu"))
     computed = constants_of(open_session(graph, [CPU]))
-    assert set(found) == set(computed) == {"stored", "joined", "beside", "computed"}
+    assert set(found) == set(computed) == {"stored", "joined", "beside", "computed", "scalar"}
     for name, tensor in computed.items():
         assert found[name].dtype == tensor.dtype
         np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(tensor))
     np.testing.assert_array_equal(np.asarray(found["joined"]), VALUES[[3, 4, 5, 0, 1]])
+    assert np.asarray(found["scalar"]) == VALUES[5, 3]
 
 
 def test_a_file_that_is_too_short_is_refused(graph: Path) -> None:

@@ -109,6 +109,7 @@ class Watched:
 
     def __init__(self, built: Built, form: str) -> None:
         self.rounds: list[tuple[list[int], int]] = []
+        self.forced = 0  # rounds with a window that nobody was asked for
         self._built, self._paged = built, form == "paged"
         self.llm = built.llm(form)
         self._verified = self.llm.loop.drafter.verified
@@ -122,7 +123,9 @@ class Watched:
 
     def __call__(self, this: Round) -> None:
         buffers = self.llm.loop.tandem.buffers
-        drafts = buffers.draft_tokens.view(this.batch, this.window)[0].tolist() if this.window else []
+        drafted = this.window > 0 and not this.covered
+        drafts = buffers.draft_tokens.view(this.batch, this.window)[0].tolist() if drafted else []
+        self.forced += this.covered and this.window > 0
         self.rounds.append((drafts, buffers.count.view(this.batch)[0].item()))
         self._verified(this)
 
@@ -159,6 +162,21 @@ def test_rounds_that_draft_nothing_leave_no_hole(built: Built, form: str, monkey
         monkeypatch.setattr(watched.llm.loop.windows, "of", lambda _live: next(windows))
         output = watched.llm.generate([8, *SHARED[:50]], built.asked())
         assert watched.hold([8, *SHARED[:50]], output.token_ids) >= 5
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_rounds_whose_windows_are_forced_leave_no_hole(
+    built: Built, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right behind a prompt, where a draft has little to catch up with; the window is less than it could be."""
+    with Watched(built, form) as watched:
+        monkeypatch.setattr(watched.llm.loop.windows, "forced", True)
+        monkeypatch.setattr(watched.llm.loop.windows, "masked", False)
+        grammar = {"regex": "forced[a-z]{60}"}
+        params = built.asked(window=1, structured_outputs=grammar, max_tokens=14)
+        output = watched.llm.generate([9, *SHARED[:50]], params)
+        assert watched.forced
+        assert watched.hold([9, *SHARED[:50]], output.token_ids) >= 3
 
 
 @pytest.mark.parametrize("form", CACHES)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.capacity import fitting
 from tandemrt.export.model.graphs import open_models
+from tandemrt.runtime.check.baseline import open_whole_cache
 from tandemrt.runtime.check.run import check_engines
 from tests.engine import narrow
 from tests.engine.decoding import Decoder, edit_config, make_checkpoint, open_steps
@@ -199,6 +201,28 @@ def test_a_batch_invariant_bundle_says_how_to_leave_the_cache_whole(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("of_target", "of_draft", "scales", "held"),
+    [
+        ("", "", True, ("float32", CACHE)),
+        ("float32", "", True, ("float32", CACHE)),
+        ("float8_e4m3", "", False, (CACHE, CACHE)),
+        ("float8_e4m3", "float32", True, (CACHE, "float32")),
+    ],
+)
+def test_a_draft_models_cache_is_in_float8_if_the_target_is_told_so_or_its_own_checkpoint_says_so(
+    tmp_path: Path, of_target: str, of_draft: str, scales: bool, held: tuple[str, str]
+) -> None:
+    """``scales``: whether the draft's checkpoint has them."""
+    target = tiny_checkpoint(tmp_path / "t", seed=1, head_dim=32)
+    draft = scaled_checkpoint(tmp_path / "d") if scales else tiny_checkpoint(tmp_path / "d", seed=1, head_dim=32)
+    recipe = write_recipe(tmp_path / "r.toml", target=target, draft=draft, backend=PAGED)
+    for section, said in (("target", of_target), ("draft", of_draft)):
+        asked = f'kv_dtype = "{said}"' if said else ""
+        recipe.write_text(recipe.read_text().replace(f"[{section}]", f"[{section}]\n{asked}"))
+    assert tuple(model.kv_dtype for model in open_models(Recipe.load(recipe))) == held
+
+
+@pytest.mark.parametrize(
     ("backend", "kv_dtype", "message"),
     [
         (
@@ -222,10 +246,14 @@ def test_what_no_cache_holds_is_refused(tmp_path: Path, backend: str, kv_dtype: 
         open_models(Recipe.load(recipe, kv_dtype=kv_dtype))
 
 
-def test_a_check_says_what_rounding_keys_and_values_costs(bundle: Bundle) -> None:
+def test_a_check_says_what_rounding_keys_and_values_costs_whatever_the_engine_rounds_beside(bundle: Bundle) -> None:
+    """In bfloat16 a GPU does; here another engine rounds not even keys and values."""
+    other = open_whole_cache(bundle, "target", 1, dict.fromkeys(("batch", "query", "rows", "tokens"), 512))
     with LLM(bundle.folder, device="cpu", threads=1) as llm:
-        findings = check_engines(bundle, llm.loop.tandem.engines, threads=1)
-        logits, cache = next(findings), next(findings)
+        engines = llm.loop.tandem.engines
+        logits, cache = islice(check_engines(bundle, engines, threads=1), 2)
+        _, of_other = islice(check_engines(bundle, {**engines, "target": other}, threads=1), 2)
     assert (logits.check, logits.verdict) == ("logits of target", "pass")
     assert (cache.check, cache.verdict) == ("keys and values of target in float8", "measured")
     assert 0.002 < cache.numbers["root_mean_square_relative"] < 0.1
+    assert of_other.numbers == cache.numbers

@@ -10,19 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tandemrt import LLM
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadCheckpoint, BadRequest
+from tandemrt.engines.recipe import Eagle3Draft
 from tandemrt.export.build import build
+from tandemrt.export.model.draft_heads import DraftHead
 from tandemrt.export.quantize.publish import publish
 from tandemrt.export.quantize.stored import read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.spec import ModelSpec
 from tests.eagle3 import Definition, Head
+from tests.engine.decoding import edit_config
 from tests.engine.draft_kinds import DFLASH, EAGLE3, PEAGLE, SIZES
 from tests.engine.test_drafts import answers, recipe_of
-from tests.engine.test_eagle3_graphs import PLAIN, VOCAB, Exported
+from tests.engine.test_eagle3_graphs import PLAIN, TARGET, VOCAB, Exported
+from tests.engine.test_float8_cache import SCHEME
 from tests.engine.test_invisible import told
 from tests.heads import Weights
 from tests.makers import tiny_checkpoint
@@ -105,6 +111,23 @@ def test_what_it_drafts_changes_no_text(tmp_path: Path, kind: str) -> None:
         found, plain = answers(llm, requests), answers(llm, requests, window=0)
     assert [told(output) for output in found] == [told(output) for output in plain]
     assert sum(output.speculation.num_accepted_draft_tokens for output in found) > 3
+
+
+@pytest.mark.parametrize("head", [WIDE, replace(PLAIN, draft_vocab=48, flat=True)], ids=["layers.0", "midlayer"])
+@pytest.mark.parametrize("names", [("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale")], ids=str)
+def test_scales_of_keys_and_values_are_not_used_and_a_build_says_so(
+    tmp_path: Path, head: Head, names: tuple[str, str]
+) -> None:
+    folder = narrow(head, tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    scales = {f"{'midlayer' if head.flat else 'layers.0'}.self_attn.{name}": torch.ones(1) for name in names}
+    save_file(tensors | scales, folder / "model.safetensors")
+    said = json.loads((folder / "config.json").read_text())["quantization_config"] | {"kv_cache_scheme": SCHEME}
+    edit_config(folder, quantization_config=said)
+    Exported.of(folder)
+    section = Eagle3Draft(kind="eagle3", checkpoint=folder, window=3)
+    read = DraftHead.open(section, Checkpoint.open(folder), ModelSpec.from_hf(TARGET), dtype="float32", length=32)
+    assert read.cache_notes() == ["keys and values are held in float32; the checkpoint's scales are not used"]
 
 
 def test_a_head_whose_scores_are_the_targets_leaves_them_out(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 from tests.engine.test_eagle3_graphs import CAPACITY, STEPS, TARGET, VOCAB, Exported
-from tests.heads import Draw
+from tests.engine.test_float8_cache import SCHEME
+from tests.engine.test_quantized_checkpoints import float8_group
+from tests.heads import Draw, Weights
 from tests.mtp import FORMS, Definition, MtpLayer
 
 SHARED = {"embed_tokens.weight": Draw(9).matrix(VOCAB, 32) * 4, "lm_head.weight": Draw(8).matrix(VOCAB, 32)}
@@ -131,28 +133,41 @@ def test_a_layer_behind_layers_that_slide_serves_texts_within_their_window(tmp_p
     assert read(tmp_path, "deepseek")[0].reach is None
 
 
+def save_in_float8(folder: Path, layer: MtpLayer, said: dict[str, Any], scale_name: str, **scales: float) -> Weights:
+    """Save ``layer`` beside its target's table with the products of its block in float8, a scale for each, and with
+    ``scales`` beside "self_attn". Returns what these products stand for."""
+    weights, restored = layer.weights(), {}
+    stored = {f"{layer.prefix}.self_attn.{name}": torch.tensor([scale]) for name, scale in scales.items()} | weights
+    for name in weights:
+        if not name.endswith("_proj.weight") or name == f"{layer.named(2)}.weight":
+            continue
+        scale = weights[name].abs().max() / 448
+        stored[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+        stored[f"{name.removesuffix('weight')}{scale_name}"] = scale.reshape(1, 1)
+        restored[name] = stored[name].float() * scale
+    table = {"model.embed_tokens.weight": SHARED["embed_tokens.weight"], "lm_head.weight": SHARED["lm_head.weight"]}
+    save_file(stored | table, folder / "model.safetensors")
+    config = TARGET | {"intermediate_size": 64, "num_nextn_predict_layers": 1, "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
+    return restored
+
+
+def open_head(folder: Path, dtype: str) -> DraftHead:
+    source = Checkpoint.open(folder)
+    spec = ModelSpec.from_hf({name: each for name, each in source.config.items() if name != "quantization_config"})
+    return DraftHead.open(MtpDraft(kind="mtp", checkpoint=folder, window=3), source, spec, dtype=dtype, length=32)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_of_a_layer_that_come_quantized_become_the_numbers_that_they_stand_for(
     tmp_path: Path, dtype: str
 ) -> None:
     """In float8 with a scale for each block, as DeepSeek publishes it: norms and the first product are whole."""
     layer = MtpLayer(hidden=32, target_layers=8, heads=2, kv_heads=2)
-    weights = layer.weights()
-    narrow = [name for name in weights if name.endswith("_proj.weight") and "eh_proj" not in name]
-    stored, restored = dict(weights), dict(weights)
-    for name in narrow:
-        scale = weights[name].abs().max() / 448
-        stored[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
-        stored[f"{name}_scale_inv"] = scale.reshape(1, 1)
-        restored[name] = stored[name].float() * scale
-    table = {"model.embed_tokens.weight": SHARED["embed_tokens.weight"], "lm_head.weight": SHARED["lm_head.weight"]}
-    save_file(stored | table, tmp_path / "model.safetensors")
-    quantized = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    config = TARGET | {"intermediate_size": 64, "num_nextn_predict_layers": 1, "tie_word_embeddings": False}
-    (tmp_path / "config.json").write_text(json.dumps(config | quantized))
-    source, spec = Checkpoint.open(tmp_path), ModelSpec.from_hf(config)
-    section = MtpDraft(kind="mtp", checkpoint=tmp_path, window=3)
-    head = DraftHead.open(section, source, spec, dtype=dtype, length=32)
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    restored = save_in_float8(tmp_path, layer, said, "weight_scale_inv")
+    narrow = restored.keys()
+    head = open_head(tmp_path, dtype)
     assert head.notes() == [f"draft: {len(narrow)} quantized weights became {dtype}"]
     written = head.with_borrowed(tmp_path).checkpoint
     found = load_file(tmp_path / "borrowed.safetensors")
@@ -161,6 +176,21 @@ def test_weights_of_a_layer_that_come_quantized_become_the_numbers_that_they_sta
         torch.testing.assert_close(found[name.replace(layer.prefix, "layers.0")], expected, atol=0, rtol=0)
     assert isinstance(head.spec, MtpSpec)
     build_mtp(head.spec, written, dtype=dtype, capacity=CAPACITY, attention="grouped")
+
+
+@pytest.mark.parametrize("form", ["deepseek", "mimo"])
+def test_scales_of_keys_and_values_are_no_weights(tmp_path: Path, form: str) -> None:
+    """compressed-tensors stores them beside "self_attn", a module like those of products."""
+    layer = MtpLayer(hidden=32, target_layers=8, heads=2, kv_heads=2, form=form)
+    said = float8_group("tensor") | {"kv_cache_scheme": SCHEME}
+    narrow = save_in_float8(tmp_path, layer, said, "weight_scale", k_scale=0.03, v_scale=0.05)
+    head = open_head(tmp_path, "float32")
+    assert set(head.narrow) == {name.replace(layer.prefix, "layers.0") for name in narrow}
+    assert head.notes() == [f"draft: {len(narrow)} quantized weights became float32"]
+    assert head.cache_notes() == ["keys and values are held in float32; the checkpoint's scales are not used"]
+    written = head.with_borrowed(tmp_path).checkpoint
+    assert isinstance(head.spec, MtpSpec)
+    build_mtp(head.spec, written, dtype="float32", capacity=CAPACITY, attention="grouped")
 
 
 def test_a_quantization_that_stands_beside_the_config_is_refused_with_what_to_write(tmp_path: Path) -> None:

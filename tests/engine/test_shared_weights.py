@@ -8,9 +8,14 @@ from safetensors.torch import load_file, save_file
 
 from tandemrt import LLM
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.contract import adjust
+from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.manifest import Engine, SharedWeight
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.read.checkpoint import read_header
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.backends.shared_weights import SharedWeights
 from tests.engine.draft_kinds import DFLASH, KINDS, SIZES, Target
 from tests.engine.test_drafts import answers, recipe_of
 from tests.engine.test_invisible import told
@@ -65,6 +70,26 @@ def test_a_table_that_scores_too_is_one_weight(tmp_path: Path) -> None:
     )
     engines = Bundle.open(build(recipe, tmp_path / "bundle").folder).manifest.engines
     assert [engines[name].shared[TABLE].file.split("/")[0] for name in ("target", "draft")] == ["target", "draft"]
+
+
+@pytest.mark.parametrize(("size", "whole"), [(28, True), (27, False), (3, False), (0, False)])
+def test_a_file_that_is_too_short_is_refused(tmp_path: Path, size: int, whole: bool) -> None:
+    (tmp_path / "target.bin").write_bytes(bytes(size))
+    weight = SharedWeight(file="target.bin", offset=4, dtype="float32", shape=(2, 3))
+    engine = Engine(
+        file="target.onnx",
+        backend="onnxruntime-cpu",
+        built_for="cpu",
+        dtype="float32",
+        contract=adjust(vocab=96, dtype="float32"),
+        shared={TABLE: weight},
+    )
+    weights = SharedWeights(tmp_path, torch.device("cpu"))
+    if whole:
+        assert weights.of(engine)[TABLE].shape() == [2, 3]
+    else:
+        with pytest.raises(BadBundle, match=r"target\.bin: is shorter than its manifest says; build the bundle again"):
+            weights.of(engine)
 
 
 def test_a_graph_that_is_whole_shares_nothing(tmp_path: Path) -> None:

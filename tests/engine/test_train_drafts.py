@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -18,7 +18,7 @@ from tools.drafts.dflash import DFlash
 from tools.drafts.eagle3 import Eagle3
 from tools.drafts.fit import fit
 from tools.drafts.pard import Pard
-from tools.drafts.texts import Batch, Text, batches, kept, most_frequent, write
+from tools.drafts.texts import Batch, Text, batches, kept, most_frequent, origin, write
 
 FEATURES, DRAFTED, MASK = (1, 3, 5), torch.arange(0, 64, 2), 63
 EAGLE3 = eagle3.Head(vocab=64, hidden=32, target_layers=6, draft_vocab=32, features=FEATURES, own_embedding=False)
@@ -167,10 +167,30 @@ def test_texts_are_prompts_with_the_targets_answers_and_are_kept(tmp_path: Path,
         assert 1 <= len(text.ids) - text.begin <= 6
     greedy = target.generate(torch.tensor([[9]]), max_new_tokens=6, do_sample=False, eos_token_id=62, pad_token_id=62)
     assert texts[0].ids.tolist() == greedy[0].tolist()
-    path = tmp_path / "texts"
+    path, made_of = tmp_path / "texts", origin(target, prompts, seed=0, longest=6)
     for written in (lambda: texts, list):
-        again = kept(path, written)
+        again = kept(path, made_of, written)
         assert [(text.ids.tolist(), text.begin) for text in again] == [(t.ids.tolist(), t.begin) for t in texts]
+
+
+def test_kept_texts_are_those_of_no_other_target_prompts_seed_or_length(tmp_path: Path, target: Any) -> None:
+    prompts = [[5, 6], [9]]
+    path = tmp_path / "texts"
+    texts = [Text(torch.tensor([5, 6, 7]), 2)]
+    kept(path, origin(target, prompts, seed=0, longest=6), lambda: texts)
+    others = {
+        "target": origin(model(layers=6, seed=8), prompts, seed=0, longest=6),
+        "prompts": origin(target, [[5, 6], [8]], seed=0, longest=6),
+        "count": origin(target, [[5, 6]], seed=0, longest=6),
+        "seed": origin(target, prompts, seed=1, longest=6),
+        "longest": origin(target, prompts, seed=0, longest=7),
+    }
+    for name, made_of in others.items():
+        with pytest.raises(ValueError, match=f"must be those that would be written now, with {name} "):
+            kept(path, made_of, lambda: texts)
+    save_file({"ids": texts[0].ids}, path)
+    with pytest.raises(ValueError, match="got texts with None"):
+        kept(path, origin(target, prompts, seed=0, longest=6), lambda: texts)
 
 
 def test_the_drafted_tokens_are_the_most_frequent_ones_of_answers() -> None:

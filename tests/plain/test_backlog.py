@@ -30,6 +30,7 @@ def test_no_more_waits_than_there_is_room_for_and_what_is_held_was_fed(rounds: l
     for window, drafts, most in rounds:
         this = of_window(window)
         waits = not (window and drafts) and backlog.may_wait(this)
+        assert not (waits and window), "what waits is kept token by token"
         if window and drafts:
             backlog.feed()
         waiting = waiting if waits else 0

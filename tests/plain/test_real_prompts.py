@@ -1,8 +1,12 @@
 """Prompts that a draft of SmolLM2 is trained with, and those it is measured with."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from tools.demo import lexicon
+from tools.real import prompts as module
 from tools.real.prompts import held_out, prompts
 
 
@@ -25,10 +29,24 @@ def test_held_out_prompts_share_no_word_of_the_lists_with_those_of_training(word
     assert not measured & trained
 
 
-def test_held_out_prompts_share_no_paragraph_with_those_of_training() -> None:
-    def paragraphs(texts: list[str]) -> set[str]:
-        return {text.partition(": ")[2] for text in texts if len(text) >= 160}
+def paragraphs(texts: list[str]) -> set[str]:
+    return {text.partition(": ")[2] for text in texts if len(text) >= 160}
 
+
+def test_a_paragraph_stays_held_out_where_another_is_written_in_front_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, trained = paragraphs(held_out(200)), paragraphs(list(prompts(0, 2000)))
+    edited = tmp_path / "docs"
+    shutil.copytree(module._DOCS, edited, ignore=lambda _, names: [name for name in names if not name.endswith(".md")])
+    (edited / "0.md").write_text("A paragraph that is new, and comes before all others, " * 4)
+    monkeypatch.setattr(module, "_DOCS", edited)
+    assert paragraphs(held_out(200)) & measured
+    assert not paragraphs(held_out(200)) & trained
+    assert not paragraphs(list(prompts(0, 2000))) & measured
+
+
+def test_held_out_prompts_share_no_paragraph_with_those_of_training() -> None:
     measured, trained = paragraphs(held_out(200)), paragraphs(list(prompts(0, 2000)))
     assert measured
     assert len(trained) > len(measured)

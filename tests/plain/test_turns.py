@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.engines.errors import QueueFull
+from tandemrt.engines.errors import Closed, QueueFull
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.requests.turns import Turns
 from tandemrt.runtime.requests.waiting import Waiting
 from tests.plain.requests import make_waiting
+from tests.plain.test_scheduler import in_thread
+from tests.waiting import eventually
 
 
 class Room:
@@ -196,6 +198,24 @@ def test_the_outputs_of_a_prompt_displace_others_together_or_not_at_all() -> Non
     assert scheduler.drop_waiting(time.monotonic()) == []
     scheduler.submit(*asking("quiet", 2), block=False)
     assert [each.waiting.request.client for each in scheduler.drop_waiting(time.monotonic())] == ["flood", "flood"]
+
+
+@pytest.mark.parametrize(("limit", "count", "left"), [(5, 1, 0), (5, 2, 0), (4, 2, 0), (3, 1, 1), (3, 2, 2)])
+def test_nobody_leaves_for_room_that_a_group_in_front_waits_for(limit: int, count: int, left: int) -> None:
+    """Three wait, and three who want to: in a full queue others get in as if these were not there, else not at all."""
+    scheduler, _ = opened(1, limit)
+    send(scheduler, *["flood"] * 4)  # one for the slot
+    group = in_thread(lambda: scheduler.submit(*of("group", "group", "group"), block=True))
+    assert eventually(lambda: bool(scheduler._line))
+    if left:
+        scheduler.submit(*of(*["quiet"] * count), block=False)
+    else:
+        with pytest.raises(QueueFull, match=f"at most {limit} requests may wait, and 3 that came before"):
+            scheduler.submit(*of(*["quiet"] * count), block=False)
+    assert [each.waiting.request.client for each in scheduler.drop_waiting(time.monotonic())] == ["flood"] * left
+    scheduler.close()
+    with pytest.raises(Closed):
+        group.result(5)
 
 
 def test_who_had_to_leave_is_told_so_also_when_the_runtime_closes() -> None:

@@ -19,7 +19,7 @@ from tools.drafts.eagle3 import Eagle3
 from tools.drafts.fit import Draft, fit
 from tools.drafts.kinds import Kind
 from tools.drafts.pard import Pard
-from tools.drafts.texts import batches, kept, most_frequent, write
+from tools.drafts.texts import batches, kept, most_frequent, origin, write
 
 FEATURES = (1, 3, 5)
 """The target's layers whose inputs heads read; its six are too few for the published default."""
@@ -34,7 +34,8 @@ def main(
     texts: Annotated[int, typer.Option(min=1, help="Texts that the target writes, every second batch drawn")] = 8192,
     together: Annotated[int, typer.Option(min=1, help="Texts that the target writes at a time")] = 1024,
     written: Annotated[
-        Path | None, typer.Option(help="A file that keeps the texts, and is read if it is there")
+        Path | None,
+        typer.Option(help="A file that keeps the texts; it is read if it is there, and refused if it has others"),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training")] = 2500,
     batch: Annotated[int, typer.Option(min=1, help="Texts per step")] = 32,
@@ -50,7 +51,9 @@ def main(
     target.requires_grad_(False)
     ends, longest = tokenizer.eos_token_id, 320
     prompts = [prompt_ids(tokenizer, example) for example in examples(seed, texts)]
-    found = kept(written, lambda: write(target, prompts, ends=ends, longest=longest, together=together))
+    sizes = {"ends": ends, "longest": longest, "together": together}
+    made_of = origin(target, prompts, seed=seed, **sizes)
+    found = kept(written, made_of, lambda: write(target, prompts, **sizes))
     drafted, share = most_frequent(found, vocabulary, target.config.vocab_size)
     drafted = drafted.to(device)
     draft: Draft

@@ -1,5 +1,7 @@
 """What a target writes, as material to train its drafts on."""
 
+import hashlib
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -7,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.progress import track
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 
 class Text(NamedTuple):
@@ -58,16 +61,39 @@ def write(target: Any, prompts: Sequence[Sequence[int]], *, ends: int, longest: 
     return found
 
 
-def kept(path: Path | None, written: Callable[[], list[Text]]) -> list[Text]:
-    """The texts in the file ``path``; without it those that ``written()`` gives, which are then kept there."""
+def origin(target: Any, prompts: Sequence[Sequence[int]], *, seed: int, **asked: int) -> dict[str, str]:
+    """What ``write`` makes texts of, as a file of them says it: digests of the target's weights and of the prompts, the
+    ``seed`` of draws, and the numbers that are ``asked``."""
+    weights, ids = hashlib.sha256(), hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode())
+    for name, tensor in sorted(target.state_dict().items()):
+        weights.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        weights.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
+    numbers = {"count": len(prompts), "seed": seed, **asked}
+    digests = {"target": weights.hexdigest(), "prompts": ids.hexdigest()}
+    return {name: str(value) for name, value in numbers.items()} | digests
+
+
+def kept(path: Path | None, made_of: dict[str, str], written: Callable[[], list[Text]]) -> list[Text]:
+    """The texts in the file ``path``; without it those that ``written()`` gives, which are then kept there.
+
+    ``made_of``: their origin. Raises ValueError for a file of another one.
+    """
     if path is not None and path.exists():
-        file = load_file(path)
-        ids = file["ids"].split(file["lengths"].tolist())
-        return [Text(*text) for text in zip(ids, file["begins"].tolist(), strict=True)]
+        with safe_open(path, "pt") as file:
+            had = file.metadata() or {}
+            for name, value in made_of.items():
+                if had.get(name) != value:
+                    raise ValueError(
+                        f"the texts in {path} must be those that would be written now, with {name} {value}; got texts "
+                        f"with {had.get(name)!r:.80}. Name another file, or ask for what these were made of"
+                    )
+            lengths, begins = (file.get_tensor(name).tolist() for name in ("lengths", "begins"))
+            return [Text(*text) for text in zip(file.get_tensor("ids").split(lengths), begins, strict=True)]
     texts = written()
     if path is not None:
         lengths, begins = torch.tensor([[len(text.ids), text.begin] for text in texts]).T.contiguous()
-        save_file({"ids": torch.cat([text.ids for text in texts]), "lengths": lengths, "begins": begins}, path)
+        tensors = {"ids": torch.cat([text.ids for text in texts]), "lengths": lengths, "begins": begins}
+        save_file(tensors, path, metadata=made_of)
     return texts
 
 

@@ -1,24 +1,32 @@
 """The bundle that is measured: a random target and a draft that agrees with it, exported for the device."""
 
+import hashlib
+import json
+import tempfile
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.dtypes import BYTES
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.read.checkpoint import read_header
-from tools.narrow_weights import Stored
-from tools.random_checkpoint import Dtype, Family, Size
+from tools.narrow_weights import Stored, say_stored
+from tools.random_checkpoint import Dtype, Family, Size, vocab_of, write_config
 from tools.random_drafts import Kind, write_draft
-from tools.random_pair import write_pair
+from tools.random_pair import special_ids, write_pair
 
 BANDWIDTH = 4.3e12  # bytes per second that one H200 reads at best
 
 _RECIPE = """
+# target: config.json {target}
+# draft: config.json {draft}
 name = "bench"
 [target]
 checkpoint = "{folder}/target"
 dtype = "{dtype}"
+{kv_dtype}
 [draft]
 kind = "{kind}"
 checkpoint = "{folder}/{drafts}"
@@ -34,6 +42,7 @@ prefill_chunk = {chunk}
 [backend]
 {backend}
 """
+_AT_LEAST = ("batch", "length")  # a bundle may have more of them than are asked for
 
 
 def make_models(
@@ -47,11 +56,16 @@ def make_models(
     stored: Stored,
     family: Family = Family.LLAMA,
     layers: int | None = None,
-) -> None:
+) -> Path:
     """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; ``stored``: products.
 
-    ``acceptance`` None: nobody asks how often the two agree. ``family`` and ``layers`` are the target's.
+    ``acceptance`` None: nobody asks how often the two agree. ``family`` and ``layers`` are the target's. Models that
+    ``folder`` holds are kept. Returns the target's folder. Raises ValueError if it is a model of another kind.
     """
+    target = folder / "target"
+    if (folder / "draft" / "tokenizer.json").is_file():  # the last file that is written
+        _require_same(target, family, size, layers=layers, dtype=_dtype(device), stored=stored)
+        return target
     write_pair(
         folder,
         size,
@@ -65,6 +79,7 @@ def make_models(
         window=window,
         stored=stored,
     )
+    return target
 
 
 def make_draft(folder: Path, kind: Kind, *, device: str, float8: bool) -> None:
@@ -85,17 +100,26 @@ def make_bundle(
     kind: Kind = Kind.MODEL,
     batch_invariant: bool = False,
     kv_dtype: str | None = None,
+    reuse: bool = False,
 ) -> Bundle:
     """Export the target in ``folder`` and its draft of ``kind`` to ``folder``/``name``; ``batch_invariant`` as in a
-    recipe, for a GPU."""
+    recipe, for a GPU.
+
+    ``reuse``: open the bundle that is there. Raises ValueError if it was made of other models or for other arguments;
+    its ``batch`` and ``length`` may be larger.
+    """
     cuda = device.startswith("cuda")
     backend = 'name = "onnxruntime-cuda"\ncompute_capabilities = ["9.0"]' if cuda else 'name = "onnxruntime-cpu"'
     if batch_invariant:
         backend += "\nbatch_invariant = true"
+    drafts = "draft" if kind is Kind.MODEL else kind.value
     text = _RECIPE.format(
+        target=_digest(folder / "target" / "config.json"),
+        draft=_digest(folder / drafts / "config.json"),
         folder=folder.resolve(),
         kind=kind.value,
-        drafts="draft" if kind is Kind.MODEL else kind.value,
+        drafts=drafts,
+        kv_dtype=f'kv_dtype = "{kv_dtype}"' if kv_dtype else "",
         dtype="bfloat16" if cuda else "float32",
         batch=batch,
         length=length,
@@ -104,8 +128,12 @@ def make_bundle(
         backend=backend,
     )
     recipe = folder / f"{name}.toml"
+    if reuse and (folder / name).is_dir():
+        bundle = Bundle.open(folder / name)
+        _require_recipe(bundle, recipe, text)
+        return bundle
     recipe.write_text(text)
-    return Bundle.open(build(Recipe.load(recipe, kv_dtype=kv_dtype), folder / name, progress=_say).folder)
+    return Bundle.open(build(Recipe.load(recipe), folder / name, progress=_say).folder)
 
 
 def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
@@ -123,6 +151,45 @@ def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
     width = BYTES[bundle.contract("target")["past_key.0"].dtype]
     token: int = 2 * spec["layers"] * spec["kv_heads"] * spec["head_dim"] * width
     return 1e3 * (weights + rows * context * token) / BANDWIDTH
+
+
+def _require_same(
+    target: Path, family: Family, size: Size, *, layers: int | None, dtype: Dtype, stored: Stored
+) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        wanted = Path(temporary)
+        write_config(wanted, family, size, layers=layers, dtype=dtype, **special_ids(vocab_of(family, size)))
+        say_stored(wanted, stored)
+        config, asked = _config(target), _config(wanted)
+    differ = sorted(name for name in {*asked, *config} if asked.get(name) != config.get(name))
+    if differ:
+        name = differ[0]
+        raise ValueError(
+            f"the target in {target} must be the model asked for, {family} {size} in {dtype}, {stored}; got a model "
+            f"whose {name} is {config.get(name)!r:.80}, not {asked.get(name)!r:.80}. Name another folder or ask for it"
+        )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return {name: value for name, value in config.items() if name != "transformers_version"}
+
+
+def _require_recipe(bundle: Bundle, recipe: Path, text: str) -> None:
+    """``text`` is the recipe that is asked for, ``recipe`` the file with that of ``bundle``."""
+    if not recipe.is_file() or _digest(recipe) != bundle.manifest.provenance.recipe:
+        raise ValueError(f"the bundle in {bundle.folder} is not from {recipe.name} beside it. Build it: drop --reuse")
+    for had, asked in zip_longest(recipe.read_text().splitlines(), text.splitlines(), fillvalue=""):
+        (name, _, value), (_, _, least) = had.partition(" = "), asked.partition(" = ")
+        if had != asked and not (name in _AT_LEAST and int(value) >= int(least)):
+            raise ValueError(
+                f"the bundle in {bundle.folder} must be as asked to be used again, {asked or 'no ' + name!r}; got "
+                f"{had or 'none'!r}. Drop --reuse, or ask for what it was built with"
+            )
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _dtype(device: str) -> Dtype:

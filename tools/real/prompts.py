@@ -1,9 +1,13 @@
-"""Prompts for SmolLM2, made of the demo's words and of this project's documentation; the same for the same seed.
+"""Prompts for SmolLM2, made of the demo's words and of this project's documentation.
+
+They are the same for the same seed, as long as docs/ is not edited.
 
 ``python -m tools.real.prompts 32`` prints held-out ones as JSON lines, the form ``tandemrt bench --prompts`` reads.
-Held-out prompts share neither a word of the lists nor a paragraph with those of training.
+Held-out prompts share neither a word of the lists nor a paragraph with those of training, nor with those that were
+trained with before an edit of docs/.
 """
 
+import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -15,7 +19,7 @@ import typer
 from tools.demo import lexicon
 
 _DOCS = Path(__file__).parents[2] / "docs"
-_EVERY = 8  # every so many words and paragraphs are held out
+_EVERY = 8  # every so many words are held out, and about one in as many paragraphs
 _PARAGRAPH = (120, 700)  # characters
 _FORMS = (
     "Write a short story about {name}, who finds a {material} {article} in {city}.",
@@ -53,7 +57,8 @@ def _stream(rng: random.Random, count: int, *, held_out: bool) -> Iterator[str]:
     def draw(of: Sequence[str]) -> str:
         return rng.choice([each for at, each in enumerate(of) if (at % _EVERY == 0) == held_out])
 
-    paragraphs, articles = _paragraphs(), [one for one, _ in lexicon.ARTICLES]
+    paragraphs = [each for each in _paragraphs() if _is_held_out(each) == held_out]
+    articles = [one for one, _ in lexicon.ARTICLES]
     for _ in range(count):
         material, other = draw(lexicon.MATERIALS), draw(lexicon.MATERIALS)
         yield rng.choice(_FORMS).format(
@@ -64,8 +69,13 @@ def _stream(rng: random.Random, count: int, *, held_out: bool) -> Iterator[str]:
             city=draw(lexicon.CITIES),
             company=draw(lexicon.COMPANIES),
             subject=draw(lexicon.SUBJECTS),
-            paragraph=draw(paragraphs),
+            paragraph=rng.choice(paragraphs),
         )
+
+
+def _is_held_out(paragraph: str) -> bool:
+    """By what it says: by its place, an edit in front of it would move it between those of training and the others."""
+    return hashlib.sha256(paragraph.encode()).digest()[0] % _EVERY == 0
 
 
 def _paragraphs() -> list[str]:

@@ -23,7 +23,7 @@ from tools.drafts.eagle3 import Eagle3
 from tools.drafts.fit import Draft, fit
 from tools.drafts.kinds import Kind
 from tools.drafts.pard import Pard
-from tools.drafts.texts import batches, kept, most_frequent, write
+from tools.drafts.texts import batches, kept, most_frequent, origin, write
 from tools.real.prompts import prompts
 
 BUILT = Path("engines/built/real")
@@ -41,7 +41,8 @@ def main(
     longest: Annotated[int, typer.Option(min=1, help="Tokens of an answer")] = 192,
     together: Annotated[int, typer.Option(min=1, help="Texts that the target writes at a time")] = 512,
     written: Annotated[
-        Path | None, typer.Option(help="A file that keeps the texts, and is read if it is there")
+        Path | None,
+        typer.Option(help="A file that keeps the texts; it is read if it is there, and refused if it has others"),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training")] = 1000,
     batch: Annotated[int, typer.Option(min=1, help="Texts per step")] = 16,
@@ -59,7 +60,9 @@ def main(
     mask = tokenizer.convert_tokens_to_ids(MASK)
     asked = [_chat(tokenizer, prompt) for prompt in prompts(seed, texts)]
     ends = tokenizer.eos_token_id
-    found = kept(written, lambda: write(target, asked, ends=ends, longest=longest, together=together))
+    sizes = {"ends": ends, "longest": longest, "together": together}
+    made_of = origin(target, asked, seed=seed, **sizes)
+    found = kept(written, made_of, lambda: write(target, asked, **sizes))
     drafted, share = most_frequent(found, vocabulary, target.config.vocab_size)
     drafted, heads, width = drafted.to(device), target.config.num_attention_heads, target.config.intermediate_size
     draft: Draft

@@ -12,7 +12,8 @@ from tandemrt.export.read.values import require_scales, values
 
 # Beside "self_attn", of keys and of values: compressed-tensors, ModelOpt, and earlier versions of the first.
 _NAMES = (("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"), ("k_proj.output_scale", "v_proj.output_scale"))
-_SCALE = re.compile(r"model\.layers\.\d+\.self_attn\.(?:" + "|".join(re.escape(n) for p in _NAMES for n in p) + ")")
+_LAYER = r"(?:model\.)?(?:(?:mtp_)?layers\.\d+|midlayer)"  # of a model, and of heads that draft
+_SCALE = re.compile(_LAYER + r"\.self_attn\.(?:" + "|".join(re.escape(n) for p in _NAMES for n in p) + ")")
 
 
 def read_cache_scheme(fields: Fields) -> bool:

@@ -85,6 +85,11 @@ class Quantization:
         said = f"weights come as fp8 ({self.method}), their bytes stay where they are"
         return [said + (f"; inputs of products are rounded as they say ({', '.join(inputs)})" if inputs else "")]
 
+    def notes_on_unused_cache_scales(self, kv_dtype: str) -> list[str]:
+        """The same of keys and values that a cache holds in ``kv_dtype``, not in float8."""
+        said = f"keys and values are held in {kv_dtype}; the checkpoint's scales are not used"
+        return [said] if self.float8_cache else []
+
     def scheme(self, module: str) -> Scheme | None:
         """How the weight of ``module`` ("model.layers.0.mlp.up_proj") is stored; None: as numbers of its own."""
         return next((scheme for names, scheme in self.rules if names(module)), None)
