@@ -120,6 +120,11 @@ class Model:
         if kv_dtype in KV_DTYPES or (kv_dtype is None and recipe.cache == "paged" and said and said.float8_cache):
             model = replace(model, kv_dtype=FLOAT8)
             _require_float8(f"{role}.kv_dtype float8_e4m3", recipe)
+            if recipe.batch_invariant and role == "target":
+                raise BadRecipe(
+                    "backend.batch_invariant has no attention over keys and values in float8, which target.kv_dtype or "
+                    f'the checkpoint asks for; write target.kv_dtype = "{compute}", or drop batch_invariant'
+                )
         return model
 
     def spec_json(self) -> dict[str, Any]:

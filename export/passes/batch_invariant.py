@@ -5,12 +5,23 @@ import onnx_ir as ir
 from tandemrt.engines.errors import BadRecipe, quoted
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.export.model.builder import LIBRARY, dims_of
+from tandemrt.export.passes.residual_norms import lone_norm
 from tandemrt.plugins.functions.linear import linear
 from tandemrt.plugins.operators import DOMAIN
 
 STEP = 8  # what inputs and outputs of ``linear`` must be a multiple of
-# What sums up within the library, in an order that may follow from the number of tokens, and what may hold such nodes.
-_SUMS = ("MatMul", "Gemm", "MatMulNBits", "RMSNormalization", "LayerNormalization", "Softmax", "If", "Loop")
+# What may stay as it is, by domain. Each computes a number of its result from a fixed few of its inputs, whatever their
+# shape, or only moves numbers; the residual norm sums up a token in one block.
+_ALLOWED = {
+    "": frozenset(
+        (
+            *("Add", "Sub", "Mul", "Div", "Sin", "Cos", "Tanh", "Sigmoid", "Gelu", "Relu", "Where", "Cast", "Identity"),
+            *("Constant", "Shape", "Range", "Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose"),
+            *("Concat", "Split", "Slice", "Gather"),
+        )
+    ),
+    LIBRARY: frozenset(("SkipSimplifiedLayerNormalization",)),
+}
 
 
 def make_batch_invariant(model: ir.Model) -> None:
@@ -26,8 +37,8 @@ def make_batch_invariant(model: ir.Model) -> None:
         if weight is not None:
             _require_step(node, weight)
             _replace(model, node, ir.node("linear", [node.inputs[0], weight], domain=DOMAIN, outputs=_copies(node)))
-        elif node.op_type == "RMSNormalization":
-            _replace(model, node, *_residual_norm(node))
+        elif normed := lone_norm(node):
+            _replace(model, node, *_residual_norm(node, *normed))
     model.graph.opset_imports.setdefault(LIBRARY, 1)
     if any(node.op_type == "linear" for node in model.graph):
         body = linear()
@@ -57,9 +68,7 @@ def _copies(node: ir.Node) -> list[ir.Value]:
     return [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in node.outputs]
 
 
-def _residual_norm(norm: ir.Node) -> tuple[ir.Node, ir.Node]:
-    x, weight = norm.inputs
-    assert x is not None
+def _residual_norm(norm: ir.Node, x: ir.Value, weight: ir.Value) -> tuple[ir.Node, ir.Node]:
     zeros = ir.node("Sub", [x, x], outputs=[ir.Value(name=f"{norm.name}/zeros", shape=x.shape, type=x.type)])
     attributes = {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
     operator = "SkipSimplifiedLayerNormalization"
@@ -76,4 +85,8 @@ def _replace(model: ir.Model, old: ir.Node, *new: ir.Node) -> None:
 
 
 def _is_batch_invariant(node: ir.Node) -> bool:
-    return SCHEMAS[node.op_type].batch_invariant if node.domain == DOMAIN else node.op_type not in _SUMS
+    return (
+        SCHEMAS[node.op_type].batch_invariant
+        if node.domain == DOMAIN
+        else node.op_type in _ALLOWED.get(node.domain, ())
+    )

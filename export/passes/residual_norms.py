@@ -41,17 +41,26 @@ def fuse_lone_norms(model: ir.Model) -> None:
     does.
     """
     for norm in list(model.graph):
-        x = norm.inputs[0] if (norm.domain, norm.op_type) == ("", "RMSNormalization") else None
-        weight = norm.inputs[1] if x is not None else None
-        if x is None or weight is None or not _over_last(norm) or weight.dtype != x.dtype:
+        found = lone_norm(norm)
+        if found is None or found[0].dtype not in (ir.DataType.FLOAT, ir.DataType.BFLOAT16):
             continue
-        if x.dtype not in (ir.DataType.FLOAT, ir.DataType.BFLOAT16) or len(dims_of(x)) not in (2, 3):
-            continue
+        x, weight = found
         outputs = [ir.Value(name=norm.outputs[0].name, shape=norm.outputs[0].shape, type=norm.outputs[0].type)]
         attributes = {"epsilon": 4 * norm.attributes.get_float("epsilon", 1e-5)}
         joined = ir.node(_OPERATOR, [x, x, weight], attributes, domain=LIBRARY, outputs=outputs, name=norm.name)
         ir.convenience.replace_nodes_and_values(model.graph, norm, [norm], [joined], norm.outputs, outputs)
         model.graph.opset_imports.setdefault(LIBRARY, 1)
+
+
+def lone_norm(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """What ``node`` norms, and its weight, if it is an RMSNormalization that SkipSimplifiedLayerNormalization can do:
+    over the last of two or three dimensions, in float32, by a weight of the same dtype."""
+    if (node.domain, node.op_type) != ("", "RMSNormalization") or not _over_last(node):
+        return None
+    x, weight = node.inputs
+    if x is None or weight is None or weight.dtype != x.dtype or len(dims_of(x)) not in (2, 3):
+        return None
+    return x, weight
 
 
 def _residual_add(norm: ir.Node) -> ir.Node | None:

@@ -99,7 +99,6 @@ class Plan:
         head_dim: int,
         processors: int,
         clusters: bool,
-        cached: int = 2,
     ) -> "Plan":
         """As ``of``, by a cut that is the same for any ``batch`` and ``query`` up to the largest, and any capacity: so
         a token's result is the same bits in all of these calls, since a block's share of the keys follows from their
@@ -107,7 +106,7 @@ class Plan:
         group = heads // kv_heads
         rows = next((rows for rows in _ROWS if largest_query * group <= rows), _ROWS[-1])
         splits = max(_LEAST_SPLITS, min(processors // (largest_batch * kv_heads), _WORTHWHILE_SPLITS))
-        return cls(batch, kv_heads, head_dim, rows, -(-query * group // rows), splits, clusters, cached)
+        return cls(batch, kv_heads, head_dim, rows, -(-query * group // rows), splits, clusters)
 
     @classmethod
     def of_runs(

@@ -79,11 +79,12 @@ def _plan(windows: Windows, query: int, sizes: Sizes, context: Context, splits: 
         "kv_heads": sizes.kv_heads,
         "head_dim": layer.key_cache.shape[-1],
         "processors": module.processors,
-        "cached": layer.key_cache.element_size(),
     }
     clusters = module.architecture >= HOPPER
     if context.batch_invariant:
+        if splits is not None:
+            raise ValueError(f"splits: a batch-invariant plan has its own, None is needed, got {splits}")
         largest = {"largest_batch": context.sizes["batch"], "largest_query": context.sizes["window+1"]}
         return Plan.batch_invariant(**given, **largest, clusters=clusters)
-    capacity = windows.table.shape[1] * layer.key_cache.shape[2]
-    return Plan.of(**given, capacity=capacity, clusters=clusters, splits=splits)
+    capacity, cached = windows.table.shape[1] * layer.key_cache.shape[2], layer.key_cache.element_size()
+    return Plan.of(**given, capacity=capacity, clusters=clusters, splits=splits, cached=cached)

@@ -19,6 +19,7 @@ _COMPUTE_32F = 68  # CUBLAS_COMPUTE_32F
 _TRANSA, _A_SCALE, _B_SCALE, _FAST_ACCUM = 3, 17, 18, 25  # CUBLASLT_MATMUL_DESC_…
 _MAX_WORKSPACE, _REDUCTION_SCHEMES = 1, 3  # CUBLASLT_MATMUL_PREF_…
 _NO_REDUCTION = 0  # CUBLASLT_REDUCTION_SCHEME_NONE: one block sums up all inputs of an output
+_NOT_SUPPORTED = 15  # CUBLAS_STATUS_NOT_SUPPORTED
 
 
 class Algorithm(ctypes.Structure):
@@ -65,7 +66,7 @@ class Product:
     def algorithms(self, count: int, most: int) -> Iterator[Algorithm]:
         """Up to ``most`` algorithms for ``count`` rows that do not split inputs and compute these rows as well.
 
-        Those first that cuBLASLt expects to be fastest for ``count`` rows.
+        Those first that cuBLASLt expects to be fastest for ``count`` rows. Raises RuntimeError if the library fails.
         """
         preference, results, found = _Owned("MatmulPreference"), (_Heuristic * most)(), c_int()
         preference.set(_MAX_WORKSPACE, c_size_t(WORKSPACE))
@@ -74,8 +75,11 @@ class Product:
         (width, inner), checked = weight.shape, _Heuristic()
         made = _layout(product.dtype, width, count)
         given = (self._handle, self._description, self._weight, _layout(rows.dtype, inner, count), made, made)
-        if _library().cublasLtMatmulAlgoGetHeuristic(*given, preference, most, results, byref(found)):
+        name = "cublasLtMatmulAlgoGetHeuristic"
+        status = getattr(_library(), name)(*given, preference, most, results, byref(found))
+        if status == _NOT_SUPPORTED:
             return  # there are none
+        _require_success(name, status)
         mine = (self._handle, self._description, self._weight, self._rows, self._product, self._product)
         for result in results[: found.value]:
             refused = _library().cublasLtMatmulAlgoCheck(*mine, byref(result.algorithm), byref(checked))
@@ -136,5 +140,9 @@ def _handle(device: torch.device) -> c_void_p:
 
 
 def _call(name: str, *given: Any) -> None:
-    if status := getattr(_library(), name)(*given):
+    _require_success(name, getattr(_library(), name)(*given))
+
+
+def _require_success(name: str, status: int) -> None:
+    if status:
         raise RuntimeError(f"{name} failed with status {status} of cublasStatus_t")

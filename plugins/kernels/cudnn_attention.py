@@ -83,7 +83,7 @@ class CudnnAttention:
         self._handle = context.keep("cudnn", lambda: _handle(context.device))
         # Runs begin where offsets say, so one plan serves all calls whose runs are no longer, and costs short ones
         # nothing.
-        longest = max(_LONGEST, 1 << (min(len(queries), context.sizes.get("query", len(queries))) - 1).bit_length())
+        longest = longest_run(len(queries), context)
         self._plan = context.keep(
             ("cudnn", queries.dtype, queries.shape[1:], longest, key_cache.shape, table.shape, scale, sliding_window),
             lambda: _Plan.build(self._handle, queries, longest, key_cache, table, scale, sliding_window),
@@ -104,6 +104,13 @@ def serves(dtype: torch.dtype, head_dim: int, positions: int) -> bool:
     It looks up whole tiles of keys, so a table that ends within one would be read beyond its end.
     """
     return dtype in DTYPES and head_dim % 8 == 0 and head_dim <= 256 and not positions % KEYS and unavailable() is None
+
+
+def longest_run(tokens: int, context: Context) -> int:
+    """Tokens of a run that the plan of a call with ``tokens`` serves. Of a batch-invariant context it is the same for
+    any call: what runs stand in one must not choose the plan."""
+    most = context.sizes["query"] if context.batch_invariant else min(tokens, context.sizes.get("query", tokens))
+    return max(_LONGEST, 1 << (most - 1).bit_length())
 
 
 @dataclass(frozen=True)

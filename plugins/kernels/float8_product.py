@@ -38,6 +38,7 @@ def _many_rows(context: Context, tensors: Tensors) -> Call:
     if not context.batch_invariant:
         return Product(tensors)
     _require_sizes(tensors)
+    _require_room(tensors["product"])  # scales, where there are some, follow behind it
     weight = tensors["weight"].view(torch.float8_e4m3fn)
     return BatchInvariantProduct(context, tensors["quantized"], weight, tensors["product"])
 

@@ -2,7 +2,8 @@
 
 cuBLASLt picks an algorithm by the number of rows, and may let several blocks sum up an output's inputs, each a part of
 them. Of those that leave the sum to one block nearly all give equal bits, whatever their tiles. Nothing documents
-which, so they are tried on random rows; among those of equal bits the fastest is taken, which changes no result.
+which, so they are tried on random rows and weights; among those of equal bits the fastest is taken, which changes no
+result.
 """
 
 from collections.abc import Mapping
@@ -56,13 +57,12 @@ class BatchInvariantProduct:
 
 @dataclass(frozen=True)
 class _Trial:
-    """``rows`` [_ROWS, inner] of random numbers, and what their products by ``weight`` must be, [_ROWS, width].
+    """``rows`` [_ROWS, inner] of random numbers, and what their products by random weights must be, [_ROWS, width].
 
-    Weights of one shape share a trial: the first that is bound.
+    Weights of one shape and dtype share a trial.
     """
 
     rows: torch.Tensor
-    weight: torch.Tensor
     wanted: torch.Tensor
 
 
@@ -70,7 +70,7 @@ class _Trials:
     """The product of a trial's rows, over and over until they are ``count``, by any algorithm."""
 
     def __init__(self, context: Context, rows: torch.Tensor, count: int, weight: torch.Tensor, dtype: torch.dtype):
-        self._count = count
+        self._context, self._count = context, count
         self._made = torch.empty(count, len(weight), dtype=dtype, device=weight.device)
         self._product = Product(_repeated(rows, count), weight, self._made, _workspace(context))
 
@@ -87,11 +87,12 @@ class _Trials:
     def equal(self, wanted: torch.Tensor) -> list[Algorithm]:
         """Those that make ``wanted`` of each of the trial's rows."""
         expected = _repeated(wanted, self._count)
-        return [each for each in self.algorithms() if torch.equal(self.result(each), expected)]
+        return [each for each in self.algorithms() if _same_bits(self.result(each), expected)]
 
     def microseconds(self, algorithm: Algorithm) -> float:
         """The least of some runs, each of which finds the weight outside of the caches."""
-        caches = torch.empty(_COLD, dtype=torch.uint8, device=self._made.device)
+        device = self._made.device
+        caches = self._context.keep("cold", lambda: torch.empty(_COLD, dtype=torch.uint8, device=device))
         times: list[float] = []
         for _ in range(_RUNS):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -107,7 +108,7 @@ class _Trials:
 def _algorithm(context: Context, count: int, weight: torch.Tensor, dtype: torch.dtype) -> Algorithm:
     """The fastest for ``count`` rows of those that give what others give for other numbers of rows."""
     trial = context.keep(("trial", *weight.shape, weight.dtype, dtype), lambda: _trial(context, weight, dtype))
-    trials = _Trials(context, trial.rows, count, trial.weight, dtype)
+    trials = _Trials(context, trial.rows, count, random_like(weight), dtype)
     found = trials.equal(trial.wanted)
     if not found:
         raise _unavailable(weight, f"{count} rows")
@@ -115,21 +116,39 @@ def _algorithm(context: Context, count: int, weight: torch.Tensor, dtype: torch.
 
 
 def _trial(context: Context, weight: torch.Tensor, dtype: torch.dtype) -> _Trial:
-    generator = torch.Generator(weight.device).manual_seed(0)
-    rows = torch.randn(_ROWS, weight.shape[1], generator=generator, device=weight.device)
-    if weight.dtype == torch.float8_e4m3fn:
-        rows *= _LARGEST / rows.abs().amax(-1, keepdim=True)  # as tokens are rounded
-    rows = rows.to(weight.dtype)
-    trials = _Trials(context, rows, _ROWS, weight, dtype)
+    drawn = random_like(weight)
+    rows = _random(_ROWS, weight.shape[1], 0, weight)
+    trials = _Trials(context, rows, _ROWS, drawn, dtype)
     seen: list[torch.Tensor] = []
     for algorithm in trials.algorithms():
         found = trials.result(algorithm).clone()
-        if any(torch.equal(found, other) for other in seen):
+        if any(_same_bits(found, other) for other in seen):
             continue
         seen.append(found)
-        if all(_Trials(context, rows, count, weight, dtype).equal(found) for count in _LADDER):
-            return _Trial(rows, weight, found)
+        if all(_Trials(context, rows, count, drawn, dtype).equal(found) for count in _LADDER):
+            return _Trial(rows, found)
     raise _unavailable(weight, f"any of {', '.join(map(str, _LADDER))} rows")
+
+
+def random_like(like: torch.Tensor) -> torch.Tensor:
+    """Random numbers of the shape and dtype of a weight, the same ones every time: they are not worth the memory."""
+    width, inner = like.shape
+    return _random(width, inner, 1, like)
+
+
+def _random(count: int, inner: int, seed: int, like: torch.Tensor) -> torch.Tensor:
+    """[count, inner] in the dtype of ``like``, on its device. What is in a checkpoint, NaN even, decides nothing."""
+    float8 = like.dtype == torch.float8_e4m3fn
+    generator = torch.Generator(like.device).manual_seed(seed)
+    dtype = torch.bfloat16 if float8 else like.dtype
+    drawn = torch.randn(count, inner, generator=generator, device=like.device, dtype=dtype)
+    if float8:
+        drawn *= _LARGEST / drawn.abs().amax(-1, keepdim=True)  # as tokens are rounded
+    return drawn.to(like.dtype)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def _repeated(rows: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,9 +1,8 @@
 """Runs a decoder step by step, on any device: pieces by onnxruntime, operators by their launchers.
 
 It knows nothing about what the steps compute. On a CUDA device nothing waits and nothing is computed on the host in a
-run, and what it writes to is there before, so that all its steps can be captured into one CUDA graph. One step alone
-allocates: grouped products of experts take memory of torch's allocator (plugins/kernels/experts_grouped.py), which a
-graph keeps for itself.
+run, and nothing is allocated but by grouped products of experts, from torch's allocator, which gives a graph memory of
+its own: so all steps can be captured into one CUDA graph.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -16,7 +16,13 @@ from tandemrt.engines.contract import Contract
 from tandemrt.engines.errors import BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.batch_invariant import make_batch_invariant
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.kernels import float8_product, linear
+from tandemrt.plugins.kernels.cudnn_attention import longest_run
+from tandemrt.plugins.launch import Context
 from tandemrt.runtime.backends.executor import Executor
 from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.makers import tiny_checkpoint, write_recipe
@@ -43,16 +49,41 @@ def test_a_product_whose_outputs_are_no_multiple_of_8_is_refused_by_name(tmp_pat
         Decoder(tmp_path, "paged", 1, open_engine=partial(open_product_steps, folder=tmp_path))
 
 
-def test_an_operator_that_nobody_made_batch_invariant_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("operator", ["Gemm", "Einsum", "ReduceMean"])
+def test_an_operator_that_nobody_made_batch_invariant_is_refused_by_name(tmp_path: Path, operator: str) -> None:
     make_checkpoint("qwen2", tmp_path, sizes=SIZES)
 
     def with_a_product_of_its_own(model: ir.Model, contract: Contract) -> Executor:
         step = next(node for node in model.graph if node.op_type == "MatMul")
-        step.op_type = "Gemm"
+        step.op_type = operator
         return open_product_steps(model, contract, tmp_path)
 
-    with pytest.raises(BadRecipe, match=r"has no Gemm, which '.*' of the target is; drop it"):
+    with pytest.raises(BadRecipe, match=rf"has no {operator}, which '.*' of the target is; drop it"):
         Decoder(tmp_path, "paged", 1, open_engine=with_a_product_of_its_own)
+
+
+def paged_graph(case: str, folder: Path, dtype: str) -> ir.Model:
+    make_checkpoint(case, folder, sizes=SIZES)
+    checkpoint = Checkpoint.open(folder)
+    spec = ModelSpec.from_hf(checkpoint.config)
+    return build_decoder(spec, checkpoint, dtype=dtype, capacity=40, attention="paged")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", ["gemma3", "olmo2", "exaone4", "phi3", "arcee", "granite", "mistral tied"])
+def test_every_step_of_a_family_is_known_to_be_batch_invariant(tmp_path: Path, case: str, dtype: str) -> None:
+    model = paged_graph(case, tmp_path, dtype)
+    make_batch_invariant(model)
+    assert not {"MatMul", "RMSNormalization"} & {node.op_type for node in model.graph}
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("axis", 1), ("stash_type", 10)])
+def test_a_norm_that_a_residual_norm_cannot_be_is_refused(tmp_path: Path, attribute: str, value: int) -> None:
+    model = paged_graph("qwen2", tmp_path, "float16")
+    norm = next(node for node in model.graph if node.op_type == "RMSNormalization")
+    norm.attributes.add(ir.AttrInt64(attribute, value))
+    with pytest.raises(BadRecipe, match=r"has no RMSNormalization, which '.*' of the target is"):
+        make_batch_invariant(model)
 
 
 def test_a_bundle_has_no_product_of_the_target_in_a_piece_and_leaves_the_draft_as_it_is(tmp_path: Path) -> None:
@@ -77,3 +108,27 @@ def test_a_recipe_is_refused_where_there_are_no_such_products(tmp_path: Path, ke
     file = write_recipe(tmp_path / "r.toml", target=tmp_path, backend=backend, dtype=given["dtype"])
     with pytest.raises(BadRecipe, match=rf"backend\.batch_invariant needs .*'{value}'"):
         Recipe.load(file)
+
+
+def test_a_product_in_float8_whose_sums_have_no_room_is_refused() -> None:
+    x, weight = (torch.zeros(rows, 32).to(torch.float8_e4m3fn) for rows in (3, 16))
+    tensors = {"quantized": x, "weight": weight.view(torch.uint8), "product": torch.zeros(3, 16, dtype=torch.float16)}
+    context = Context(torch.device("cpu"), sizes={"batch": 1}, batch_invariant=True)
+    with pytest.raises(ValueError, match=r"product: bfloat16 or float32 is needed, got torch\.float16"):
+        float8_product.launch(tensors, {}, context)
+
+
+@pytest.mark.parametrize(("chunk", "longest"), [(64, 2048), (2048, 2048), (2049, 4096), (5000, 8192)])
+def test_a_plan_for_prompts_does_not_follow_from_how_many_tokens_a_call_has(chunk: int, longest: int) -> None:
+    context = Context(torch.device("cpu"), sizes={"query": chunk}, batch_invariant=True)
+    assert {longest_run(tokens, context) for tokens in (1, 64, 2049, 5000, 20_000)} == {longest}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_what_is_in_a_checkpoint_does_not_decide_which_algorithms_agree(dtype: torch.dtype) -> None:
+    broken = torch.full((16, 32), torch.nan).to(dtype)
+    drawn, again = linear.random_like(broken), linear.random_like(torch.zeros(16, 32).to(dtype))
+    assert (drawn.dtype, drawn.shape) == (dtype, broken.shape)
+    assert drawn.float().isfinite().all()
+    assert len(drawn.float().unique()) > 16
+    assert torch.equal(drawn.view(torch.uint8), again.view(torch.uint8))

@@ -190,6 +190,16 @@ def test_a_cache_is_in_float8_where_its_checkpoint_says_so_and_it_can(tmp_path: 
     assert Decoder(target, "grouped", 1, kv_dtype=None)([[1, 2, 3]], [0]).isfinite().all()
 
 
+@pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3"])
+def test_a_batch_invariant_bundle_says_how_to_leave_the_cache_whole(tmp_path: Path, kv_dtype: str | None) -> None:
+    target = scaled_checkpoint(tmp_path / "t")
+    recipe = write_recipe(tmp_path / "r.toml", target=target, backend=f"{PAGED}\nbatch_invariant = true")
+    with pytest.raises(BadRecipe, match=r'write target\.kv_dtype = "bfloat16", or drop batch_invariant'):
+        open_models(Recipe.load(recipe, kv_dtype=kv_dtype, dtype="bfloat16"))
+    [model] = open_models(Recipe.load(recipe, kv_dtype="bfloat16", dtype="bfloat16"))
+    assert model.kv_dtype == "bfloat16"
+
+
 @pytest.mark.parametrize(
     ("of_target", "of_draft", "scales", "held"),
     [

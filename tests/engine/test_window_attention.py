@@ -1,6 +1,8 @@
 """Attention of new tokens over a paged cache: the definition against transformers, the function body against it."""
 
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -258,6 +260,15 @@ def test_a_batch_invariant_plan_cuts_rows_and_keys_alike_for_every_call(slots, b
     assert (plan.rows, plan.splits, plan.clustered) == (full.rows, full.splits, full.clustered)
     assert plan.tiles * plan.rows >= min(query, largest) * group > (plan.tiles - 1) * plan.rows
     assert plan.shared <= SHARED
+
+
+def test_a_batch_invariant_call_takes_no_other_cut():
+    tensors = {n: v if v is None else torch.from_numpy(v) for n, v in case([70, 3], 3, dtype=np.float16).items()}
+    context = Context(torch.device("cpu"), Path(), sizes={"batch": 2, "window+1": 3}, batch_invariant=True)
+    context.keep(("module", "attention"), lambda: SimpleNamespace(processors=PROCESSORS, architecture=90))
+    tensors["mixed"] = torch.zeros(6, 256, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"splits: a batch-invariant plan has its own, None is needed, got 2"):
+        AttentionLauncher(context, *tensors.values(), **attributes(), splits=2)
 
 
 @pytest.mark.parametrize(("splits", "cluster"), [(1, 1), (2, 2), (8, 8), (9, 1)])

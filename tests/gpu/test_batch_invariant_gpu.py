@@ -17,7 +17,9 @@ from tests.gpu.rounds import drive, paged, tiny
 FLOAT8 = torch.float8_e4m3fn
 ROWS = (1, 2, 5, 8, 16, 17, 64, 65, 80, 320, 1000)
 MOST = 17  # tokens of the largest window
-HEADS, KV_HEADS, HEAD_DIM = 32, 4, 64
+HEADS, KV_HEADS = 32, 4
+HEAD_DIMS = [64, 128]
+DTYPES = [torch.bfloat16, torch.float16]
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -25,13 +27,12 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     folder = tmp_path_factory.mktemp("kernels")
-    compile_kernels(
-        compute_capabilities(), folder, names=["attention", "float8"], dtypes=["bfloat16"], head_dims=[HEAD_DIM]
-    )
+    dtypes = ["bfloat16", "float16"]
+    compile_kernels(compute_capabilities(), folder, names=["attention", "float8"], dtypes=dtypes, head_dims=HEAD_DIMS)
     return Context(torch.device("cuda", 0), folder, sizes={"batch": 9, "window+1": MOST}, batch_invariant=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("width", "inner"), [(24, 64), (512, 4096), (4096, 1040)])
 def test_a_row_of_a_product_has_the_same_bits_among_any_others(
     context: Context, width: int, inner: int, dtype: torch.dtype
@@ -68,18 +69,22 @@ def test_a_row_of_a_product_in_float8_has_the_same_bits_among_any_others(context
 
 @pytest.mark.parametrize("sliding_window", [0, 100])
 @pytest.mark.parametrize("query", [2, 5, MOST])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
-    context: Context, query: int, sliding_window: int
+    context: Context, query: int, sliding_window: int, normed: bool, head_dim: int, dtype: torch.dtype
 ) -> None:
     lengths = torch.tensor([0, 1, 59, 62, 63, 64, 126, 500, 1000], device="cuda")
     batch, blocks = len(lengths), 20
     shared = {
-        "cosine": random(blocks * 64, HEAD_DIM // 2).cos(),
-        "sine": random(blocks * 64, HEAD_DIM // 2).sin(),
+        "cosine": random(blocks * 64, head_dim // 2).cos().to(dtype),
+        "sine": random(blocks * 64, head_dim // 2).sin().to(dtype),
         "block_table": 1 + torch.randperm(batch * blocks, device="cuda").to(torch.int32).view(batch, blocks),
     }
-    caches = [random(1 + batch * blocks, KV_HEADS, 64, HEAD_DIM) for _ in range(2)]
-    qkv = random(batch, query, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    caches = [random(1 + batch * blocks, KV_HEADS, 64, head_dim).to(dtype) for _ in range(2)]
+    qkv = random(batch, query, (HEADS + 2 * KV_HEADS) * head_dim).to(dtype)
+    norms = {"q_norm": random(head_dim).to(dtype), "k_norm": random(head_dim).flip(0).to(dtype)} if normed else {}
 
     def attend(
         rows: slice, tokens: slice, index: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
@@ -87,11 +92,11 @@ def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
         part = qkv[rows, tokens]
         table = shared["block_table"][rows].contiguous()
         mixed = torch.full(
-            (part.shape[0] * part.shape[1], HEADS * HEAD_DIM), torch.nan, dtype=part.dtype, device="cuda"
+            (part.shape[0] * part.shape[1], HEADS * head_dim), torch.nan, dtype=part.dtype, device="cuda"
         )
         tensors = {**shared, "block_table": table, **no_prompts(table), "write_index": index, "mixed": mixed}
-        tensors |= {"qkv": part.flatten(0, 1).contiguous(), "key_cache": key_cache, "value_cache": value_cache}
-        sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "scale": HEAD_DIM**-0.5, "sliding_window": sliding_window}
+        tensors |= norms | {"qkv": part.flatten(0, 1).contiguous(), "key_cache": key_cache, "value_cache": value_cache}
+        sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "scale": head_dim**-0.5, "sliding_window": sliding_window}
         launch(tensors, sizes, context).run()
         return mixed.view(*part.shape[:2], -1)
 
