@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
 from tandemrt.runtime.grammars import patterns
@@ -30,7 +30,10 @@ texts = st.text(st.sampled_from('abcx1 é\n"\\\u2028😀'), max_size=8)
 @example(found=["^a|b$"], asked=["", "a", "cb", "ca", "bc"])
 @example(found=["a?"], asked=["", "b"])
 def test_every_text_has_a_pattern_in_it_or_fits_the_opposite(found, asked):
-    written = opposite(tuple(found))
+    try:
+        written = opposite(tuple(found))
+    except patterns.Unreadable:  # it has too many cases, which is a refusal
+        reject()
     for text in asked:
         # ECMA-262 ends a text where it ends, and knows two more line ends than Python.
         read = [each.replace("$", r"\Z").replace(".", r"[^\n\r\u2028\u2029]") for each in found]
