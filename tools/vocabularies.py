@@ -7,6 +7,7 @@ is not fetched again, so only the first time needs a network.
 import hashlib
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -31,12 +32,17 @@ PACKAGES = {
 }
 VERSION = "3.7.2"
 FILES = ("tokenizer.json", "tokenizer_config.json")
+EX_TEMPFAIL = 75  # of sysexits.h
+
+
+class NotFetched(RuntimeError):
+    """npm is not there, or gives nothing."""
 
 
 def fetch(name: str, folder: Path) -> Path:
     """Return the folder with the files of ``name``, which ``folder`` holds afterwards.
 
-    Raises RuntimeError if npm is not there, fails, or gives another file than the one that is expected.
+    Raises NotFetched, and RuntimeError if npm gives another file than the one that is expected.
     """
     place, package = folder / name, PACKAGES[name]
     if place.is_dir():
@@ -62,20 +68,23 @@ def fetch(name: str, folder: Path) -> Path:
 def _pack(package: str, folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
-        raise RuntimeError("npm is needed to fetch tokenizers, and is not on the PATH; install Node.js")
-    command = [npm, "pack", "--silent", "--pack-destination", str(folder), package]
+        raise NotFetched("npm is needed to fetch tokenizers, and is not on the PATH; install Node.js")
+    command = [npm, "pack", "--silent", "--pack-destination", str(folder), "--fetch-retries=1", package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     packed = next(folder.glob("*.tgz"), None)
     if done.returncode or packed is None:
-        raise RuntimeError(f"npm pack {package} failed: {done.stderr.strip()[-200:] or done.returncode}")
+        raise NotFetched(f"npm pack {package} failed: {done.stderr.strip()[-200:] or done.returncode}")
     return packed
 
 
 def main(folder: Path) -> None:
-    """Fetch all of them into FOLDER."""
+    """Fetch all of them into FOLDER. Where that cannot be done now, the exit status is 75."""
     for name in PACKAGES:
         try:
             print(f"{name}: {fetch(name, folder)}", flush=True)
+        except NotFetched as error:
+            print(error, file=sys.stderr)
+            raise SystemExit(EX_TEMPFAIL) from error
         except RuntimeError as error:
             raise SystemExit(str(error)) from error
 
