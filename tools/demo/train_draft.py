@@ -19,7 +19,7 @@ from tools.drafts.eagle3 import Eagle3
 from tools.drafts.fit import Draft, fit
 from tools.drafts.kinds import Kind
 from tools.drafts.pard import Pard
-from tools.drafts.texts import batches, kept, most_frequent, origin, write
+from tools.drafts.texts import batches, most_frequent, texts_of
 
 FEATURES = (1, 3, 5)
 """The target's layers whose inputs heads read; its six are too few for the published default."""
@@ -51,9 +51,7 @@ def main(
     target.requires_grad_(False)
     ends, longest = tokenizer.eos_token_id, 320
     prompts = [prompt_ids(tokenizer, example) for example in examples(seed, texts)]
-    sizes = {"ends": ends, "longest": longest, "together": together}
-    made_of = origin(target, prompts, seed=seed, **sizes)
-    found = kept(written, made_of, lambda: write(target, prompts, **sizes))
+    found = texts_of(target, prompts, written, seed=seed, ends=ends, longest=longest, together=together)
     drafted, share = most_frequent(found, vocabulary, target.config.vocab_size)
     drafted = drafted.to(device)
     draft: Draft

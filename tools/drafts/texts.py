@@ -97,6 +97,15 @@ def kept(path: Path | None, made_of: dict[str, str], written: Callable[[], list[
     return texts
 
 
+def texts_of(
+    target: Any, prompts: Sequence[Sequence[int]], path: Path | None, *, seed: int, **asked: int
+) -> list[Text]:
+    """What ``target`` writes to ``prompts``, see ``write`` for what is ``asked``; read from the file ``path``, or kept
+    in it. Raises as ``kept`` does."""
+    made_of = {} if path is None else origin(target, prompts, seed=seed, **asked)
+    return kept(path, made_of, lambda: write(target, prompts, **asked))
+
+
 def batches(texts: Sequence[Text], count: int, seed: int, device: str) -> Iterator[Batch]:
     """``count`` texts at a time, of like length together, in another order each time, without an end."""
     order, rng = sorted(texts, key=lambda text: len(text.ids)), random.Random(seed)

@@ -23,7 +23,7 @@ from tools.drafts.eagle3 import Eagle3
 from tools.drafts.fit import Draft, fit
 from tools.drafts.kinds import Kind
 from tools.drafts.pard import Pard
-from tools.drafts.texts import batches, kept, most_frequent, origin, write
+from tools.drafts.texts import batches, most_frequent, texts_of
 from tools.real.prompts import prompts
 
 BUILT = Path("engines/built/real")
@@ -60,9 +60,7 @@ def main(
     mask = tokenizer.convert_tokens_to_ids(MASK)
     asked = [_chat(tokenizer, prompt) for prompt in prompts(seed, texts)]
     ends = tokenizer.eos_token_id
-    sizes = {"ends": ends, "longest": longest, "together": together}
-    made_of = origin(target, asked, seed=seed, **sizes)
-    found = kept(written, made_of, lambda: write(target, asked, **sizes))
+    found = texts_of(target, asked, written, seed=seed, ends=ends, longest=longest, together=together)
     drafted, share = most_frequent(found, vocabulary, target.config.vocab_size)
     drafted, heads, width = drafted.to(device), target.config.num_attention_heads, target.config.intermediate_size
     draft: Draft
