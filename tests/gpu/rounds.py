@@ -93,3 +93,23 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
         return None
     pairs = enumerate(zip(left, right, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))
+
+
+def by_graphs_and_eagerly(bundle: Path) -> list[list[tuple[list[int], str, str, str]]]:
+    """What ``bundle`` answers MIXED with CUDA graphs, and without."""
+    found = []
+    for cuda_graphs in (True, False):
+        with LLM(bundle, device="cuda", cuda_graphs=cuda_graphs) as llm:
+            found.append(told(drive(llm, MIXED)))
+    return found
+
+
+def where_windows_part(bundle: Path) -> list[int | None]:
+    """Where the texts of EVEN with four drafted tokens part from those of plain decoding; printed, too."""
+    found = []
+    for window in (0, 4):
+        with LLM(bundle, device="cuda", window=window) as llm:
+            found.append(drive(llm, EVEN))
+    parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(*found, strict=True)]
+    print(f"texts part at {parted}")
+    return parted

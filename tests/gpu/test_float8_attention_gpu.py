@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from tandemrt import LLM
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
@@ -15,7 +14,7 @@ from tests.engine.attention_cases import BFLOAT16, SCALES, attributes, case_in_f
 from tests.engine.face_cases import KINDS
 from tests.gpu.attention import PACKED, bind, check, on_device
 from tests.gpu.here import compute_capabilities, needs_float8
-from tests.gpu.rounds import MIXED, drive, paged, told
+from tests.gpu.rounds import by_graphs_and_eagerly, paged
 from tests.makers import tiny_checkpoint, write_recipe
 
 pytestmark = needs_float8
@@ -116,8 +115,5 @@ def test_every_check_of_a_bundle_holds(bundle):
 
 
 def test_cuda_graphs_change_no_token(bundle):
-    found = []
-    for cuda_graphs in (True, False):
-        with LLM(bundle, device="cuda", cuda_graphs=cuda_graphs) as llm:
-            found.append(told(drive(llm, MIXED)))
-    assert found[0] == found[1]
+    by_graphs, eagerly = by_graphs_and_eagerly(bundle)
+    assert by_graphs == eagerly

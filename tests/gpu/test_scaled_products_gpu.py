@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandemrt import LLM
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.engines.recipe import Recipe
@@ -19,7 +18,7 @@ from tests.engine.decoding import Decoder, expected_logits, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8
 from tests.engine.test_scaled_products import SCALES
 from tests.gpu.here import compute_capabilities, needs_float8
-from tests.gpu.rounds import EVEN, MIXED, drive, first_difference, paged, told
+from tests.gpu.rounds import by_graphs_and_eagerly, paged, where_windows_part
 from tests.makers import tiny_checkpoint, write_recipe
 
 pytestmark = needs_float8
@@ -64,22 +63,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_cuda_graphs_change_no_token(bundle: Path) -> None:
-    found = []
-    for cuda_graphs in (True, False):
-        with LLM(bundle, device="cuda", cuda_graphs=cuda_graphs) as llm:
-            found.append(told(drive(llm, MIXED)))
-    assert found[0] == found[1]
+    by_graphs, eagerly = by_graphs_and_eagerly(bundle)
+    assert by_graphs == eagerly
 
 
 def test_windows_are_compared_with_plain_decoding(bundle: Path) -> None:
     """They may round differently, and then the texts of noise part: reported, and not at once."""
-    found = []
-    for window in (0, 4):
-        with LLM(bundle, device="cuda", window=window) as llm:
-            found.append(drive(llm, EVEN))
-    parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(*found, strict=True)]
-    print(f"texts part at {parted}")
-    assert all(at is None or at > 0 for at in parted)
+    assert all(at is None or at > 0 for at in where_windows_part(bundle))
 
 
 def test_what_a_row_gives_depends_on_no_other(kernels: Path) -> None:
