@@ -55,7 +55,6 @@ class Acceptance:
         for place, count in enumerate(self._places):
             count.note(place < tried, place < accepted)
         self._emitted = [1.0]
-        self.emitted(len(self._places))  # here, where the device is busy
 
     @property
     def rate(self) -> float:
