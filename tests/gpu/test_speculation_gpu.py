@@ -13,7 +13,7 @@ import torch
 from tandemrt import LLM, RequestOutput
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tests.engine.test_eagle3 import AMONG, HEAD
+from tests.engine.draft_kinds import EAGLE3 as HEAD
 from tests.engine.test_forced_drafts import WORDY
 from tests.gpu.rounds import MIXED, Requests, drive, first_difference, paged, told
 from tests.makers import VOCAB, tiny_checkpoint, write_recipe
@@ -21,6 +21,8 @@ from tests.makers import VOCAB, tiny_checkpoint, write_recipe
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 # Where a head that knows two tokens is asked among these, every second draft is accepted.
+KNOWN = (HEAD.weights()["d2t"] + torch.arange(HEAD.draft_vocab)).tolist()
+AMONG = {"logit_bias": dict.fromkeys(KNOWN, 30.0), "ignore_eos": True}
 HEADED: Requests = [
     ("among two", {"temperature": 0.0, "max_tokens": 30, **AMONG}),
     ("of them " * 12, {"temperature": 0.8, "seed": 3, "max_tokens": 40, **AMONG}),
