@@ -21,7 +21,6 @@ Integers are properties of the engine: layers, heads, ``capacity`` (tokens a cac
 the logits) and ``words`` = ceil(vocab / 32).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,14 +63,6 @@ class Contract:
             return [{"name": b.name, "dtype": b.dtype, "shape": list(b.shape)} for b in bindings]
 
         return {"inputs": rows(self.inputs), "outputs": rows(self.outputs), "aliases": [list(a) for a in self.aliases]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Contract":
-        def bindings(rows: list[Mapping[str, Any]]) -> tuple[Binding, ...]:
-            return tuple(Binding(row["name"], row["dtype"], tuple(row["shape"])) for row in rows)
-
-        aliases = tuple((output, source) for output, source in data["aliases"])
-        return cls(bindings(data["inputs"]), bindings(data["outputs"]), aliases)
 
 
 def decoder(
