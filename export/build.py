@@ -229,7 +229,12 @@ def _draft(recipe: Recipe, models: Models) -> Draft:
         return Draft(kind="pard", mask_token=mask_token(models[-1].source))
     spec = models[-1].spec
     if isinstance(spec, DFlashSpec):
-        return Draft(kind="dflash", mask_token=spec.mask_token, block=spec.block)
+        return Draft(
+            kind=recipe.draft.kind,
+            mask_token=spec.mask_token,
+            block=spec.block,
+            sample_from_anchor=spec.sample_from_anchor,
+        )
     if isinstance(spec, Eagle3Spec):
         return Draft(kind=recipe.draft.kind, mask_token=spec.mask_token)
     if isinstance(recipe.draft, NgramDraft):
