@@ -14,7 +14,7 @@ from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tandemrt.export.model.graphs import open_models
+from tandemrt.export.model.opening import open_models
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
 from tests.eagle3 import Head
