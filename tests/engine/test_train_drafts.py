@@ -1,27 +1,39 @@
 """What drafts are trained on is what drafting computes."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.heads import target_ids
+from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
-from tests import dflash, eagle3
+from tests import dflash, eagle3, mtp
+from tests.mtp import MtpLayer
+from tools.drafts.chains import Rows
 from tools.drafts.dflash import DFlash
 from tools.drafts.eagle3 import Eagle3
 from tools.drafts.fit import fit
+from tools.drafts.kinds import Kind, Sizes, untrained
+from tools.drafts.mtp import Mtp
 from tools.drafts.pard import Pard
+from tools.drafts.peagle import PEagle
 from tools.drafts.texts import Batch, Text, batches, kept, most_frequent, origin, write
 
 FEATURES, DRAFTED, MASK = (1, 3, 5), torch.arange(0, 64, 2), 63
 EAGLE3 = eagle3.Head(vocab=64, hidden=32, target_layers=6, draft_vocab=32, features=FEATURES, own_embedding=False)
+PEAGLE = replace(EAGLE3, mask_token=MASK, layers=2)
+MTP = MtpLayer(hidden=32, target_layers=6)
 DFLASH = dflash.BlockHead(vocab=64, hidden=32, draft_vocab=32, block=5, mask_token=MASK, heads=2, kv_heads=1)
 
 
@@ -61,6 +73,12 @@ def batch() -> Batch:
     ids = torch.randint(63, (2, 14), generator=torch.Generator().manual_seed(4))
     ids[1, 12:] = -1
     return Batch(ids, torch.tensor([3, 5]))
+
+
+@pytest.fixture(scope="module")
+def texts(target: Any) -> list[Text]:
+    torch.manual_seed(0)
+    return write(target, [[1 + at] * 3 for at in range(4)], ends=62, longest=9, together=2)
 
 
 def read(target: Any, text: torch.Tensor) -> torch.Tensor:
@@ -116,22 +134,81 @@ def test_a_mask_of_pard_sees_the_text_up_to_its_place_and_the_masks_in_front_of_
     draft = model(layers=2, seed=5)
     learner = Pard(target, draft, Tokenizer(), mask=MASK, window=4, kept=0.8)
     shaken(draft)
-    chains = learner.chains(batch)
-    logits = draft.lm_head(learner.states(batch.ids.clamp(min=0), chains))
+    rows = learner.rows(batch)
+    logits = draft.lm_head(learner.states(batch.ids.clamp(min=0), rows))
     learner.save(tmp_path)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert saved.config.pard_token == MASK
-    seen = set()
-    for row, column in (chains.anchors >= 0).nonzero().tolist():
-        anchor, depth = int(chains.anchors[row, column]), int(chains.depths[row, column])
+    for row, column, anchor, depth in masks(rows, batch):
         text = torch.cat([batch.ids[row, : anchor + 1], torch.tensor([MASK] * depth)])
-        torch.testing.assert_close(logits[row, 14 + column], saved(text[None]).logits[0, -1], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(logits[row, column], saved(text[None]).logits[0, -1], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(logits[0, :14], saved(batch.ids[:1]).logits[0], atol=1e-4, rtol=1e-3)
+
+
+def masks(rows: Rows, batch: Batch) -> Iterator[tuple[int, int, int, int]]:
+    """Row, column, anchor and depth of every mask behind texts; they stand where they may, up to three in a chain."""
+    seen = set()
+    for row, column in ((rows.depths > 0) & (rows.anchors >= 0)).nonzero().tolist():
+        anchor, depth = int(rows.anchors[row, column]), int(rows.depths[row, column])
         assert anchor >= batch.begins[row] - 1, "a mask in a prompt"
         assert anchor + depth + 1 < (batch.ids[row] >= 0).sum(), "a mask that foresees padding"
         assert depth == 1 or (row, anchor, depth - 1) in seen, "a mask without one in front of it"
         seen.add((row, anchor, depth))
+        yield row, column, anchor, depth
     assert {depth for _, _, depth in seen} == {1, 2, 3}
-    torch.testing.assert_close(logits[0, :14], saved(batch.ids[:1]).logits[0], atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_a_mask_of_peagle_sees_the_pairs_up_to_its_place_and_the_masks_in_front_of_it(
+    tmp_path: Path, target: Any, batch: Batch
+) -> None:
+    head = shaken(PEagle(target, DRAFTED, features=FEATURES, width=48, mask=MASK, window=4, kept=0.8))
+    features = torch.stack([read(target, row) for row in batch.ids])
+    pairs = head.pairs(batch)
+    rows = head.rows(pairs)
+    logits = head.lm_head(head.states(pairs.ids.clamp(min=0), features[:, :-1], rows))
+    head.save(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(target.config.to_dict()), parallel=True)
+    assert (spec.mask_token, spec.layer.layers, spec.features) == (MASK, 2, FEATURES)
+    weights = {name: each.float() for name, each in load_file(tmp_path / "model.safetensors").items()}
+    for row, column, anchor, depth in masks(rows, pairs):
+        defined = eagle3.Definition(PEAGLE, weights, target.model.embed_tokens.weight)
+        tokens, states = defined.masks(depth)
+        fused = torch.cat([defined.fuse(features[row, : anchor + 1]), states])
+        drafted, _ = defined(torch.cat([pairs.ids[row, : anchor + 1], tokens]), fused)
+        torch.testing.assert_close(logits[row, column], drafted[-1], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(logits[row, anchor], drafted[anchor], atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_each_step_of_mtp_sees_what_a_drafted_token_sees(tmp_path: Path, target: Any, batch: Batch) -> None:
+    head = shaken(Mtp(target))
+    ids = batch.ids.clamp(min=0)
+    features = torch.stack([target.model(row[None]).last_hidden_state[0] for row in ids])
+    found = head(ids, features, 3)
+    head.save(tmp_path)
+    spec, *_ = MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), ModelSpec.from_hf(target.config.to_dict()))
+    assert (spec.features, spec.embedding_first, spec.published) == ((6,), True, 1)
+    weights = {name: each.float() for name, each in load_file(tmp_path / "model.safetensors").items()}
+    for row, place in ((0, 3), (1, 8)):
+        defined = mtp.Definition(MTP, weights, target.model.embed_tokens.weight, target.lm_head.weight, eps=1e-5)
+        logits, state = defined(ids[row, 1 : place + 2], features[row, : place + 1])
+        for step, seen in enumerate(found):
+            torch.testing.assert_close(seen[row, place], logits[-1], atol=1e-4, rtol=1e-3)
+            logits, state = defined(ids[row, place + 2 + step, None], state[-1:])
+
+
+@torch.no_grad()
+def test_mtp_begins_as_the_targets_last_layer(target: Any, batch: Batch) -> None:
+    ids = batch.ids.clamp(min=0)
+    normed = target.model(ids).last_hidden_state
+    places = torch.arange(normed.shape[1] - 1)[None]
+    once_more = target.model.layers[-1](
+        functional.rms_norm(normed[:, :-1], normed.shape[-1:], eps=1e-5),
+        position_embeddings=target.model.rotary_emb(normed, places),
+    )
+    torch.testing.assert_close(Mtp(target)(ids, normed, 1)[0], target.lm_head(target.model.norm(once_more)))
 
 
 class Tokenizer:
@@ -140,18 +217,12 @@ class Tokenizer:
     def save_pretrained(self, folder: Path) -> None: ...
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "pard", "dflash"])
-def test_a_draft_learns_what_its_target_writes(tmp_path: Path, target: Any, kind: str) -> None:
+@pytest.mark.parametrize("kind", Kind)
+def test_a_draft_learns_what_its_target_writes(tmp_path: Path, target: Any, texts: list[Text], kind: Kind) -> None:
     torch.manual_seed(0)
-    texts = write(target, [[1 + at] * 3 for at in range(4)], ends=62, longest=9, together=2)
-    draft: Any
-    match kind:
-        case "eagle3":
-            draft = Eagle3(target, DRAFTED, features=FEATURES, width=48)
-        case "dflash":
-            draft = DFlash(target, DRAFTED, features=FEATURES, heads=2, width=48, mask=MASK, block=5)
-        case _:
-            draft = Pard(target, model(layers=2, seed=5), Tokenizer(), mask=MASK, window=4)
+    smaller = partial(model, layers=2, seed=5)
+    sizes = Sizes(features=FEATURES, mask=MASK, width=48, heads=2, smaller=smaller)
+    draft = untrained(kind, target, Tokenizer(), sizes, DRAFTED, seed=0)
     given = next(batches(texts, 4, 0, "cpu"))
     before = draft.losses(given)[0].item()
     fit(draft, batches(texts, 4, 0, "cpu"), 12, 5e-3, tmp_path / "draft")
