@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
@@ -19,6 +19,7 @@ from tandemrt.export.read.heads import target_ids
 from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
 from tests import dflash, eagle3, mtp
+from tests.engine.training import model, shaken
 from tests.mtp import MtpLayer
 from tools.drafts.chains import Rows
 from tools.drafts.dflash import DFlash
@@ -28,39 +29,13 @@ from tools.drafts.kinds import Kind, Sizes, untrained
 from tools.drafts.mtp import Mtp
 from tools.drafts.pard import Pard
 from tools.drafts.peagle import PEagle
-from tools.drafts.texts import Batch, Text, batches, kept, most_frequent, origin, write
+from tools.drafts.texts import Batch, Text, batches, write
 
 FEATURES, DRAFTED, MASK = (1, 3, 5), torch.arange(0, 64, 2), 63
 EAGLE3 = eagle3.Head(vocab=64, hidden=32, target_layers=6, draft_vocab=32, features=FEATURES, own_embedding=False)
 PEAGLE = replace(EAGLE3, mask_token=MASK, layers=2)
 MTP = MtpLayer(hidden=32, target_layers=6)
 DFLASH = dflash.BlockHead(vocab=64, hidden=32, draft_vocab=32, block=5, mask_token=MASK, heads=2, kv_heads=1)
-
-
-def model(layers: int, seed: int) -> Any:
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-    )
-    torch.manual_seed(seed)
-    return shaken(Qwen3ForCausalLM(config).eval())
-
-
-@torch.no_grad()
-def shaken(module: Any) -> Any:
-    """Weights that hide no mistake, and that float16 keeps."""
-    for parameter in module.parameters():
-        parameter.add_(0.2 * torch.randn_like(parameter)).copy_(parameter.half())
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +186,27 @@ def test_mtp_begins_as_the_targets_last_layer(target: Any, batch: Batch) -> None
     torch.testing.assert_close(Mtp(target)(ids, normed, 1)[0], target.lm_head(target.model.norm(once_more)))
 
 
+def test_what_a_row_should_foresee_is_what_the_target_says_behind_its_tokens(target: Any, batch: Batch) -> None:
+    best, every = target(batch.ids.clamp(min=0)).logits.argmax(-1), torch.arange(64)
+
+    def sure(tokens: torch.Tensor) -> torch.Tensor:
+        return (100.0 * functional.one_hot(tokens, 64)).requires_grad_()
+
+    def behind(rows: Rows, first: int) -> torch.Tensor:
+        return sure(best.gather(1, (rows.places + first).clamp(max=13)))
+
+    fed_back: list[Any] = [Eagle3(target, every, features=FEATURES, width=48), Mtp(target)]
+    for head in fed_back:  # a pair of the first step has the text up to its second token
+        head.forward = lambda *given: [sure(best[:, 1 + step :]) for step in range(given[-1])]
+    pard: Any = Pard(target, model(layers=2, seed=5), Tokenizer(), mask=MASK, window=4)
+    pard.states = lambda *given: behind(given[-1], 0)
+    peagle: Any = PEagle(target, every, features=FEATURES, width=48, mask=MASK, window=4)
+    peagle.states = lambda *given: behind(given[-1], 1)
+    pard.draft.lm_head = peagle.lm_head = torch.nn.Identity()
+    for draft in (*fed_back, pard, peagle):
+        assert [float(each) for each in draft.losses(batch)[1]] == [1.0] * 4
+
+
 class Tokenizer:
     """Files of a tokenizer matter to no test here."""
 
@@ -228,44 +224,3 @@ def test_a_draft_learns_what_its_target_writes(tmp_path: Path, target: Any, text
     fit(draft, batches(texts, 4, 0, "cpu"), 12, 5e-3, tmp_path / "draft")
     assert draft.losses(given)[0].item() < 0.7 * before
     assert (tmp_path / "draft" / "model.safetensors").exists()
-
-
-def test_texts_are_prompts_with_the_targets_answers_and_are_kept(tmp_path: Path, target: Any) -> None:
-    prompts = [[5, 6, 7, 8], [9], [1, 2]]
-    texts = write(target, prompts, ends=62, longest=6, together=2)
-    for text, prompt in zip(texts, sorted(prompts, key=len), strict=True):
-        assert text.ids[: text.begin].tolist() == prompt
-        assert 1 <= len(text.ids) - text.begin <= 6
-    greedy = target.generate(torch.tensor([[9]]), max_new_tokens=6, do_sample=False, eos_token_id=62, pad_token_id=62)
-    assert texts[0].ids.tolist() == greedy[0].tolist()
-    path, made_of = tmp_path / "texts", origin(target, prompts, seed=0, longest=6)
-    for written in (lambda: texts, list):
-        again = kept(path, made_of, written)
-        assert [(text.ids.tolist(), text.begin) for text in again] == [(t.ids.tolist(), t.begin) for t in texts]
-
-
-def test_kept_texts_are_those_of_no_other_target_prompts_seed_or_length(tmp_path: Path, target: Any) -> None:
-    prompts = [[5, 6], [9]]
-    path = tmp_path / "texts"
-    texts = [Text(torch.tensor([5, 6, 7]), 2)]
-    kept(path, origin(target, prompts, seed=0, longest=6), lambda: texts)
-    others = {
-        "target": origin(model(layers=6, seed=8), prompts, seed=0, longest=6),
-        "prompts": origin(target, [[5, 6], [8]], seed=0, longest=6),
-        "count": origin(target, [[5, 6]], seed=0, longest=6),
-        "seed": origin(target, prompts, seed=1, longest=6),
-        "longest": origin(target, prompts, seed=0, longest=7),
-    }
-    for name, made_of in others.items():
-        with pytest.raises(ValueError, match=f"must be those that would be written now, with {name} "):
-            kept(path, made_of, lambda: texts)
-    save_file({"ids": texts[0].ids}, path)
-    with pytest.raises(ValueError, match="got texts with None"):
-        kept(path, origin(target, prompts, seed=0, longest=6), lambda: texts)
-
-
-def test_the_drafted_tokens_are_the_most_frequent_ones_of_answers() -> None:
-    texts = [Text(torch.tensor([0, 0, 0, 5, 3, 3]), 3), Text(torch.tensor([0, 5, 5, 7]), 1)]
-    drafted, share = most_frequent(texts, 2, 8)
-    assert drafted.tolist() == [3, 5]
-    assert share == pytest.approx(5 / 6)
