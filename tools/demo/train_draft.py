@@ -25,7 +25,7 @@ RATES = {Kind.EAGLE3: 2e-3, Kind.PEAGLE: 2e-3, Kind.MTP: 1e-3, Kind.PARD: 3e-3, 
 
 
 def main(
-    kind: command.Kind,
+    kind: command.KindArgument,
     device: command.Device = command.DEVICE,
     texts: command.Texts = 8192,
     longest: command.Longest = 320,

@@ -8,12 +8,11 @@ import torch
 import typer
 from rich.console import Console
 
-from tools.drafts import kinds
 from tools.drafts.fit import fit
-from tools.drafts.kinds import Sizes
+from tools.drafts.kinds import Kind, Sizes, untrained
 from tools.drafts.texts import batches, most_frequent, texts_of
 
-Kind = Annotated[kinds.Kind, typer.Argument(help="What is trained")]
+KindArgument = Annotated[Kind, typer.Argument(help="What is trained")]
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
 Texts = Annotated[int, typer.Option(min=1, help="Texts that the target writes, every second batch drawn")]
 Longest = Annotated[int, typer.Option(min=1, help="Tokens of an answer")]
@@ -32,7 +31,7 @@ _console = Console()
 
 
 def train(
-    kind: kinds.Kind,
+    kind: Kind,
     target: Any,
     tokenizer: Any,
     prompts: Sequence[Sequence[int]],
@@ -59,7 +58,7 @@ def train(
     ends = tokenizer.eos_token_id
     found = texts_of(target, prompts, written, seed=seed, ends=ends, longest=longest, together=together)
     drafted, share = most_frequent(found, vocabulary, target.config.vocab_size)
-    draft = kinds.untrained(kind, target, tokenizer, sizes, drafted.to(target.device), seed)
+    draft = untrained(kind, target, tokenizer, sizes, drafted.to(target.device), seed)
     if not kind.knows_all:
         _console.print(f"{len(drafted)} tokens are drafted, which are {share:.2%} of what the target writes")
     fit(draft, batches(found, batch, seed, target.device), steps, rate, out)

@@ -28,7 +28,7 @@ RATES = {Kind.EAGLE3: 1e-3, Kind.PEAGLE: 1e-3, Kind.MTP: 6e-4, Kind.PARD: 6e-4, 
 
 
 def main(
-    kind: command.Kind,
+    kind: command.KindArgument,
     checkpoint: Annotated[Path, typer.Option(help="What tools.real.checkpoint wrote")] = BUILT / "checkpoint",
     device: command.Device = command.DEVICE,
     texts: command.Texts = 4096,
