@@ -1,6 +1,5 @@
 """What drafts are trained on is what drafting computes."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -114,23 +113,18 @@ def test_a_mask_of_pard_sees_the_text_up_to_its_place_and_the_masks_in_front_of_
     learner.save(tmp_path)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert saved.config.pard_token == MASK
-    for row, column, anchor, depth in masks(rows, batch):
+    for row, column, anchor, depth in masks(rows):
         text = torch.cat([batch.ids[row, : anchor + 1], torch.tensor([MASK] * depth)])
         torch.testing.assert_close(logits[row, column], saved(text[None]).logits[0, -1], atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(logits[0, :14], saved(batch.ids[:1]).logits[0], atol=1e-4, rtol=1e-3)
 
 
-def masks(rows: Rows, batch: Batch) -> Iterator[tuple[int, int, int, int]]:
-    """Row, column, anchor and depth of every mask behind texts; they stand where they may, up to three in a chain."""
-    seen = set()
-    for row, column in ((rows.depths > 0) & (rows.anchors >= 0)).nonzero().tolist():
-        anchor, depth = int(rows.anchors[row, column]), int(rows.depths[row, column])
-        assert anchor >= batch.begins[row] - 1, "a mask in a prompt"
-        assert anchor + depth + 1 < (batch.ids[row] >= 0).sum(), "a mask that foresees padding"
-        assert depth == 1 or (row, anchor, depth - 1) in seen, "a mask without one in front of it"
-        seen.add((row, anchor, depth))
-        yield row, column, anchor, depth
-    assert {depth for _, _, depth in seen} == {1, 2, 3}
+def masks(rows: Rows) -> list[tuple[int, int, int, int]]:
+    """Row, column, anchor and depth of every mask behind texts, of which there are up to three in a chain."""
+    found = ((rows.depths > 0) & (rows.anchors >= 0)).nonzero()
+    anchors, depths = (each[tuple(found.T)] for each in rows)
+    assert set(depths.tolist()) == {1, 2, 3}
+    return torch.cat([found, anchors[:, None], depths[:, None]], 1).tolist()
 
 
 @torch.no_grad()
@@ -147,7 +141,7 @@ def test_a_mask_of_peagle_sees_the_pairs_up_to_its_place_and_the_masks_in_front_
     spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(target.config.to_dict()), parallel=True)
     assert (spec.mask_token, spec.layer.layers, spec.features) == (MASK, 2, FEATURES)
     weights = {name: each.float() for name, each in load_file(tmp_path / "model.safetensors").items()}
-    for row, column, anchor, depth in masks(rows, pairs):
+    for row, column, anchor, depth in masks(rows):
         defined = eagle3.Definition(PEAGLE, weights, target.model.embed_tokens.weight)
         tokens, states = defined.masks(depth)
         fused = torch.cat([defined.fuse(features[row, : anchor + 1]), states])
