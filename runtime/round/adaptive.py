@@ -5,14 +5,16 @@ E(k) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_k tokens. A round takes the window wi
 over its requests, because one window serves all of them.
 
 The chances are counted per request and place over its last windows, and forgotten by and by, in favour of hope: so
-drafts that were useless are tried again every few dozen rounds, and so are longer windows. A request begins with what
-others had accepted, because a text is often over before its own windows say much. The cost is what rounds of as many
-rows and that window take (costs.py); a GPU is asked when the bundle opens (capture.py).
+drafts that were useless are tried again every few dozen rounds, less often where a token costs more, and so are longer
+windows. A request begins with what others had accepted, because a text is often over before its own windows say much.
+The cost is what rounds of as many rows and that window take (costs.py); a GPU is asked when the bundle opens
+(capture.py).
 """
 
 from collections.abc import Mapping, Sequence
 
-MEMORY, MOST = 0.95, 20.0  # what remains of a count in the next round, and how many drafted tokens count at most
+MEMORY, MOST = 0.95, 20.0  # what remains of a count when it goes on, and how many drafted tokens count at most
+PATIENCE = 0.97  # what remains of it in a round without it: exploring costs more than it brings where it is less
 HOPE, FAITH = 0.9, 0.5  # the chance where nothing is known, and how many drafted tokens that belief is worth
 LIKENESS = 1.0  # and how many the belief that a place in the window is as good as all places together
 OTHERS = 0.9  # what remains of what requests had accepted in the end, when the next one has ended
@@ -26,7 +28,7 @@ class _Count:
         self.tried, self.accepted = tried, accepted
 
     def note(self, tried: float, accepted: float) -> None:
-        self.add(tried, accepted, MEMORY)
+        self.add(tried, accepted, MEMORY if tried else PATIENCE)
         part = min(1.0, MOST / self.tried) if self.tried else 1.0
         self.tried, self.accepted = part * self.tried, part * self.accepted
 

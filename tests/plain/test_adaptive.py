@@ -55,13 +55,14 @@ def test_the_rate_is_that_of_the_last_windows() -> None:
 
 
 def test_what_was_useless_is_tried_again_after_a_while_and_not_at_once() -> None:
-    forgotten = [known(*[(0, 4)] * 9, *[(0, 0)] * plain) for plain in range(200)]
+    forgotten = [known(*[(0, 4)] * 9, *[(0, 0)] * plain) for plain in range(300)]
     rates = [each.rate for each in forgotten]
     assert rates == sorted(rates)
     assert rates[-1] == pytest.approx(HOPE, abs=0.01)
-    tried_again = next(plain for plain, each in enumerate(forgotten) if best_window([each], linear(0.3)))
-    assert 20 < tried_again < 60
-    assert best_window([forgotten[tried_again]], linear(0.3)) == 1
+    for token, least, most in ((0.05, 10, 60), (0.3, 60, 120)):  # the later the dearer
+        tried_again = next(plain for plain, each in enumerate(forgotten) if best_window([each], linear(token)))
+        assert least < tried_again < most
+        assert best_window([forgotten[tried_again]], linear(token)) == 1
 
 
 def test_every_place_of_a_window_has_a_chance_of_its_own() -> None:

@@ -1,5 +1,6 @@
 """Windows that adapt against the best fixed one, in a simulated clock: rounds cost what a table says, and drafts are
-accepted with given chances. What exploring costs is in it."""
+accepted with given chances. What exploring costs is in it. As with overlap, a round is chosen before the last one is
+committed."""
 
 import random
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ def speed(windows: Windows, rows: int, costs: Sequence[float], drafts: Sequence[
     """Tokens in the time, of texts one behind the other in ``rows`` slots."""
     chance, kinds, time, tokens = random.Random(7), cycle(drafts), 0.0, 0
     live: dict[int, tuple[Running, Chances, int]] = {}
+    last: list[tuple[Running, int, int]] = []
     while tokens < TOKENS:
         for slot in range(rows):
             if slot not in live:
@@ -49,9 +51,12 @@ def speed(windows: Windows, rows: int, costs: Sequence[float], drafts: Sequence[
                 live[slot] = running, next(kinds), LENGTH
         window = windows.drafted([running.acceptance for running, _, _ in live.values()], rows)
         time += costs[window]
+        for running, kept, asked in last:
+            running.acceptance.note(kept, asked)
+        last = []
         for slot, (running, chances, left) in list(live.items()):
             kept = accepted(chances, window, chance)
-            running.acceptance.note(kept, window)
+            last.append((running, kept, window))
             tokens += kept + 1
             live[slot] = running, chances, left - kept - 1
             if left <= kept + 1:
