@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.dtypes import BITS
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.generation_config import recommended
-from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, Engine, EngineName, File, Limits, Manifest
+from tandemrt.engines.manifest import FILE_NAME, TARGET_IDS, VERSION, Draft, Engine, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import ModelDraft, NgramDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
@@ -95,6 +97,8 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         if isinstance(models[-1], DraftHead) and models[-1].borrowed:
             with clock.step("Copy what the draft takes of its target beside it"):
                 models = (models[0], models[-1].with_borrowed(folder / models[-1].role))
+        if isinstance(models[-1], DraftHead) and (ids := models[-1].target_ids()) is not None:
+            np.save(folder / TARGET_IDS, ids)
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
         engines: dict[EngineName, Engine] = {}
@@ -228,10 +232,10 @@ def _draft(recipe: Recipe, models: Models) -> Draft:
     if isinstance(recipe.draft, PardDraft):
         return Draft(kind="pard", mask_token=mask_token(models[-1].source))
     spec = models[-1].spec
-    if isinstance(spec, DFlashSpec):
-        return Draft(kind="dflash", mask_token=spec.mask_token, block=spec.block)
-    if isinstance(spec, Eagle3Spec):
-        return Draft(kind=recipe.draft.kind, mask_token=spec.mask_token)
+    if isinstance(spec, DFlashSpec | Eagle3Spec):
+        known = spec.draft_vocab if spec.draft_vocab < models[0].spec.vocab else None
+        block = spec.block if isinstance(spec, DFlashSpec) else None
+        return Draft(kind=recipe.draft.kind, mask_token=spec.mask_token, block=block, vocab=known)
     if isinstance(recipe.draft, NgramDraft):
         return Draft(kind="ngram", ngram_min=recipe.draft.ngram_min, ngram_max=recipe.draft.ngram_max)
     if isinstance(recipe.draft, ModelDraft):

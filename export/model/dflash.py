@@ -12,7 +12,7 @@ from tandemrt.engines.contract import CacheKind
 from tandemrt.export.model.attention import Cache
 from tandemrt.export.model.block_attention import LinearBlock, by_layers
 from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.draft_vocabulary import EMBEDDING, target_logits
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, draft_logits
 from tandemrt.export.model.layers import block, heads_of
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
@@ -58,8 +58,8 @@ def build_dflash(
 ) -> ir.Model:
     """Build the graph of ``contract.decoder`` whose calls have ``spec.block`` tokens a row.
 
-    Its logits are as wide as the target's. Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of
-    another shape than the config says, and for maps of the vocabulary that do not hold together.
+    Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says, and
+    for maps of the vocabulary that do not hold together.
     """
     how, layer = STRATEGIES[attention], spec.layer
     names = spec.contract(capacity=capacity, dtype=dtype, cache=_cache(attention))
@@ -82,7 +82,7 @@ def build_dflash(
     with b.scope("head"):
         if not how.pick_early:
             stream = how.pick(b, stream, given["score_rows"])
-        made["logits"] = target_logits(b, rms_norm(b, stream, w, "norm", layer), w, spec, checkpoint, dtype)
+        made["logits"] = draft_logits(b, rms_norm(b, stream, w, "norm", layer), w, spec, checkpoint)
     for binding in names.outputs:
         b.output(binding, made[binding.name])
     w.skip(*_FEATURES)
