@@ -217,6 +217,11 @@ def propose(*, vocab: int, dtype: str, draft_probs: bool, target_ids: bool = Fal
     return _resolved(operator, inputs, outputs, vocab, dtype)
 
 
+def logits_width(contract: Contract) -> int:
+    """How many values a row of the engine's logits has."""
+    return int(contract["logits"].shape[2])
+
+
 def blocks_of(tokens: int) -> int:
     """Blocks of a paged cache that hold ``tokens`` tokens of one row."""
     return -(-tokens // BLOCK_SIZE)

@@ -20,8 +20,10 @@ from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
 from tandemrt.export.model.draft_heads import DraftHead
-from tandemrt.export.model.graphs import Model, Models, graphs, mask_token, open_models
+from tandemrt.export.model.graphs import graphs
 from tandemrt.export.model.lowerings import attention_of
+from tandemrt.export.model.models import Model, Models, mask_token
+from tandemrt.export.model.opening import open_models
 from tandemrt.export.model.shared_weights import with_shared_weights
 from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.channels import write_by_channel

@@ -27,7 +27,7 @@ from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
-from tandemrt.export.read.heads import target_ids
+from tandemrt.export.read.heads import misfit, require_tensors_fit, target_ids
 from tandemrt.export.read.mtp import MtpSpec, Narrow
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Quantization
@@ -88,6 +88,7 @@ class DraftHead:
             rule = f"draft.window must be below the head's block_size, {head.block}"
             raise BadRecipe(f"{rule}; got {section.window}; lower draft.window")
         found = cls("draft", checkpoint, own, head, dtype, _borrowed(own, head, target, spec), narrow)
+        require_tensors_fit(own, head)
         found.require_quantization()
         return found
 
@@ -192,6 +193,8 @@ def _borrowed(checkpoint: Checkpoint, head: Spec, target: Checkpoint, spec: Mode
     if isinstance(head, MtpSpec | DFlashSpec) and head.draft_vocab == head.vocab:
         wanted[LM_HEAD_WEIGHT] = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
     wanted = {name: source for name, source in wanted.items() if name not in checkpoint.tensors}
+    if EMBEDDING in wanted and head.layer.hidden != spec.hidden:
+        raise misfit("hidden_size", f"the target's, {spec.hidden}, whose embedding it reads", head.layer.hidden)
     plain = {
         EMBEDDING: spec.scales.embedding == 1.0,
         LM_HEAD_WEIGHT: spec.scales.logits == 1.0 and not spec.scales.logits_softcap,

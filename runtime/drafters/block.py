@@ -12,8 +12,8 @@ from tandemrt.runtime.backends.base import Call
 from tandemrt.runtime.drafters.at_once import AtOnceDrafter
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.round.buffers import Buffer
+from tandemrt.runtime.round.prompt_calls import MOST_PACKED
 from tandemrt.runtime.round.round import Round
-from tandemrt.runtime.round.tandem import MOST_PACKED
 
 
 class BlockDrafter(AtOnceDrafter):

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import cache, cached_property
 from types import MappingProxyType
 
+from tandemrt.engines.contract import logits_width
 from tandemrt.plugins.operators import Rule
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call
@@ -14,7 +15,6 @@ from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.round import Round
-from tandemrt.runtime.round.tandem import logits_width
 
 
 class DrawingDrafter(Unmoved):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.engines.manifest import DIGEST, FILE_NAME, TARGET_IDS, Manifest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.export.model.graphs import open_models
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
-from tests.engine.draft_kinds import KINDS, MASK, SIZES, Drafts, Target, pard, two_known
+from tests.eagle3 import Head
+from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, Target, pard, two_known
 from tests.engine.test_invisible import REQUESTS, told
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
@@ -262,4 +265,24 @@ def test_checkpoints_that_are_no_pard_drafts_are_refused(
 ) -> None:
     with pytest.raises(BadCheckpoint) as caught:
         build(recipe_of("pard", tmp_path, folder / "target", pard(tmp_path / "draft", token, **config)), tmp_path / "x")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (replace(EAGLE3, hidden=64), "hidden_size should be the target's, 32, whose embedding it reads, it is 64"),
+        (
+            replace(EAGLE3, hidden=64, own_embedding=True),
+            "tensor 'fc.weight' should be [64, 64], for 2 layers of a target whose hidden_size is 32, it is [64, 128]; "
+            "choose a head that was trained for this target",
+        ),
+        (replace(EAGLE3, vocab=640), "vocab_size should be the target's, 320, it is 640; choose a head"),
+    ],
+)
+def test_a_head_of_another_target_is_refused_before_anything_is_built(
+    folder: Path, tmp_path: Path, head: Head, message: str
+) -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        open_models(recipe_of("eagle3", tmp_path, folder / "target", head.save(tmp_path / "draft")))
     assert message in str(caught.value)
