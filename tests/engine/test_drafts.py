@@ -17,7 +17,7 @@ from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.engines.manifest import DIGEST, FILE_NAME, TARGET_IDS, Manifest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tandemrt.export.model.graphs import open_models
+from tandemrt.export.model.opening import open_models
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
 from tests.eagle3 import Head
