@@ -56,7 +56,7 @@ class Workspace:
         return self._queries[:size].view(dtype).view(tokens, heads, head_dim)
 
     def widened(self, runs: int, blocks: int, cache: torch.Tensor, dtype: torch.dtype) -> Widened:
-        """Room in ``dtype`` for ``blocks`` that each of ``runs`` sees of a cache [_, kv_heads, block_size, head_dim]."""
+        """Room for ``blocks`` of each of ``runs``, of a ``cache`` [_, kv_heads, block_size, head_dim], in ``dtype``."""
         shape = (2, runs * blocks, *cache.shape[1:])
         size = math.prod(shape) * dtype.itemsize
         if len(self._widened) < size:
