@@ -12,12 +12,14 @@ from tandemrt.export.read.heads import HeadSpec, target_ids
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head"
 
 
-def draft_logits(b: GraphBuilder, x: ir.Value, w: Weights, spec: HeadSpec, checkpoint: Checkpoint) -> ir.Value:
-    """[batch, rows, hidden] to [batch, rows, draft_vocab], in the order of the target's ids.
+def draft_logits(
+    b: GraphBuilder, x: ir.Value, w: Weights, spec: HeadSpec, checkpoint: Checkpoint, product: str = LM_HEAD
+) -> ir.Value:
+    """[batch, rows, …] to [batch, rows, draft_vocab] by ``product``, in the order of the target's ids.
 
     Raises BadCheckpoint for maps of the vocabulary that do not hold together.
     """
-    logits, ids = Linear.stored(LM_HEAD, spec.draft_vocab)(b, x, w), target_ids(checkpoint, spec)
+    logits, ids = Linear.stored(product, spec.draft_vocab)(b, x, w), target_ids(checkpoint, spec)
     w.skip("d2t", "t2d")
     if ids is None or (np.diff(ids) > 0).all():
         return logits

@@ -27,6 +27,7 @@ from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 
 CACHES = {"linear": 'name = "onnxruntime-cpu"', "paged": PAGED}
+GREEDY_BELOW = 0.1  # as a recipe says
 SHARED = [(7 * i) % 256 for i in range(150)]  # two full blocks and a bit
 
 
@@ -72,7 +73,7 @@ class Built:
 
 
 def recipe_of(kind: str, folder: Path, target: Path, draft: Path, form: str = "linear") -> Recipe:
-    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}'
+    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}\ngreedy_below = {GREEDY_BELOW}'
     path = folder / f"{kind}-{form}.toml"
     written = write_recipe(path, target=target, drafting=drafting, backend=CACHES[form], length=256)
     return Recipe.load(written)
@@ -207,6 +208,25 @@ def test_drafts_change_no_token(built: Built) -> None:
     speculated = answers(built.llm("linear"), built.requests)
     assert [told(output) for output in speculated] == built.plain()
     assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 5
+
+
+def test_requests_below_a_temperature_that_the_recipe_names_are_drafted_for_greedily(built: Built) -> None:
+    """One just below it and one above; a request may say otherwise."""
+    drawn: list[float] = []
+    cases: list[tuple[float, dict[str, float]]] = [(0.09, {}), (0.11, {}), (0.09, {"draft_greedy_below": 0.0})]
+    llm = built.llm("linear")
+    with pytest.MonkeyPatch.context() as patched:
+        verified = llm.loop.drafter.verified
+
+        def watched(this: Round) -> None:
+            drawn.append(round(llm.loop.tandem.state.drafting(1)["temperature"].item(), 6))
+            verified(this)
+
+        patched.setattr(llm.loop.drafter, "verified", watched)
+        for temperature, more in cases:
+            llm.generate([5, 6, 7], built.asked(temperature=temperature, seed=1, max_tokens=2, **more))
+            assert set(drawn) == {0.0 if temperature < GREEDY_BELOW and not more else temperature}
+            drawn.clear()
 
 
 def test_who_gives_memory_back_goes_on_with_the_same_text(built: Built) -> None:
