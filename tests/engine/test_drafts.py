@@ -1,5 +1,6 @@
 """Drafts in rounds, kind by kind: what is drafted is what its definition drafts, and it changes no text."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.manifest import DIGEST, FILE_NAME, TARGET_IDS, Manifest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.model.opening import open_models
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
 from tests.eagle3 import Head
-from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, Target, pard
+from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, Target, pard, two_known
 from tests.engine.test_invisible import REQUESTS, told
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
@@ -240,6 +243,32 @@ def test_the_rejection_rule_reads_the_laws_of_drafts_and_harms_no_neighbour(buil
     found = answers(built.llm("linear"), mixed)
     assert [told(output) for output in found[::2]] == plain[::2]
     assert found[1::2][-1].speculation.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.known is two_known])
+def test_masks_reach_a_draft_that_knows_a_part_of_the_vocabulary(all_built: dict[str, Built], kind: str) -> None:
+    """Of its two tokens, bytes, a grammar allows one: masked, it drafts that one alone; else the other, too, is cut."""
+    llm, known = all_built[kind].llm("linear"), list(all_built[kind].among["logit_bias"])
+    cut = {}
+    for masked in (True, False):
+        llm.loop.windows.masked = masked
+        before = llm.metrics.copy()
+        for token in known:
+            grammar = {"regex": f"[\\x{token:02x}AB]{{30}}"}
+            llm.generate("of two", SamplingParams(structured_outputs=grammar, max_tokens=40, temperature=1.0, seed=1))
+        cut[masked] = llm.metrics.since(before).cut_drafts
+    llm.loop.windows.masked = True
+    assert cut[True] == 0 < cut[False]
+
+
+def test_what_a_manifest_says_of_the_tokens_that_a_draft_knows_must_hold(all_built: dict[str, Built]) -> None:
+    said = json.loads((all_built["eagle3"].bundle("linear") / FILE_NAME).read_text())
+    for change, message in (
+        ({"draft": said["draft"] | {"vocab": 320}}, "draft.vocab must be below vocab 320, or left out; got 320"),
+        ({"files": {k: v for k, v in said["files"].items() if k != TARGET_IDS}}, f"files must hold {TARGET_IDS}"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            Manifest.model_validate_json(json.dumps({k: v for k, v in (said | change).items() if k != DIGEST}))
 
 
 @pytest.mark.parametrize(
