@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.drafts import DRAFTS
@@ -19,6 +21,7 @@ from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
 from tests.eagle3 import Head
 from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, Target, pard
+from tests.engine.drawn_requests import WAYS, Asked, requests, said
 from tests.engine.test_invisible import REQUESTS, told
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
@@ -36,8 +39,8 @@ class Built:
         self._folder, self._opened = folder, opened
         self._target = folder / "draft" if self.kind.with_target else target
         self.drafts: Drafts = self.kind.save(folder / "draft", reference(target))
-        known = self.kind.known(folder / "draft")
-        self.among = {"logit_bias": dict.fromkeys(known, 30.0)} if known else {}
+        self.known = self.kind.known(folder / "draft")
+        self.among = {"logit_bias": dict.fromkeys(self.known, 30.0)} if self.known else {}
         self.bundle, self.llm, self.plain = cache(self._bundle), cache(self._llm), cache(self._plain)
 
     @property
@@ -224,6 +227,28 @@ def test_requests_below_a_temperature_that_the_recipe_names_are_drafted_for_gree
             llm.generate([5, 6, 7], built.asked(temperature=temperature, seed=1, max_tokens=2, **more))
             assert set(drawn) == {0.0 if temperature < GREEDY_BELOW and not more else temperature}
             drawn.clear()
+
+
+def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> None:
+    """All of them together, and each by itself without speculation."""
+    prompts, params = [prompt for prompt, _ in asked], [each for _, each in asked]
+    found = built.llm(form).generate(prompts, [SamplingParams(**each, **way) for each in params])
+    for prompt, each, output in zip(prompts, params, found, strict=True):
+        alone = built.llm("linear").generate(prompt, SamplingParams(**each, window=0))
+        assert said(output, exact=form == "linear") == said(alone, exact=form == "linear")
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_is_asked_for_is_what_plain_decoding_gives(built: Built, data: st.DataObject) -> None:
+    hold(built, "linear", data.draw(requests(built.known)), data.draw(WAYS))
+
+
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_is_asked_for_is_the_same_where_memory_is_short(built: Built, data: st.DataObject) -> None:
+    """Always the same requests: over a paged cache sums have another order, so texts may part at a tie."""
+    hold(built, "paged", data.draw(requests(built.known)), data.draw(WAYS))
 
 
 def test_who_gives_memory_back_goes_on_with_the_same_text(built: Built) -> None:
