@@ -30,7 +30,6 @@ from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabili
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"
-PLANNED = {("draft", "kind"): ("dspark",)}
 HEADS = tuple(kind for kind, needs in DRAFTS.items() if needs.features)
 KINDS = (*DRAFTS, "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
@@ -119,6 +118,13 @@ class DFlashDraft(_Drawing):
     window: Window = 7
 
 
+class DSparkDraft(_Drawing):
+    """A block draft as DFlashDraft, whose tokens a Markov head draws one behind the other."""
+
+    kind: Literal["dspark"]
+    window: Window = 7
+
+
 class PardDraft(_Drawing):
     """A smaller model that was trained to foresee a window at once (its config.json has ``pard_token``) drafts.
 
@@ -131,7 +137,7 @@ class PardDraft(_Drawing):
     window: Window = 8
 
 
-HeadDraft = Eagle3Draft | PEagleDraft | MtpDraft | DFlashDraft  # they read the target's states
+HeadDraft = Eagle3Draft | PEagleDraft | MtpDraft | DFlashDraft | DSparkDraft  # they read the target's states
 
 
 class NgramDraft(Section):
@@ -210,7 +216,7 @@ class Recipe(Section):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     target: Target
     draft: Annotated[
-        ModelDraft | Eagle3Draft | PEagleDraft | MtpDraft | PardDraft | DFlashDraft | NgramDraft | NoDraft,
+        ModelDraft | PardDraft | HeadDraft | NgramDraft | NoDraft,
         Field(discriminator="kind"),
     ] = NoDraft(kind="none")
     reasoning: Reasoning | None = None
@@ -240,7 +246,6 @@ class Recipe(Section):
             raise BadRecipe(f"recipe {clipped(path)} cannot be read: {why}. Name an existing TOML file.") from error
         except ValueError as error:  # of UTF-8, of TOML, or of a number with thousands of digits
             raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {clipped(error)}. Correct the file.") from error
-        _refuse_planned(data, path)
         given = {"backend": backend, "dtype": dtype, "kv_dtype": kv_dtype}
         asked = {name: value for name, value in given.items() if value is not None}
         _override(data, **asked)
@@ -454,11 +459,3 @@ def _override(
         if backend == "tensorrt-rtx":
             dtypes = {str(model.get("dtype")) for model in models}
             data["backend"]["compute_capabilities"] = rtx_capabilities(dtypes)
-
-
-def _refuse_planned(data: dict[str, Any], path: Path) -> None:
-    for (section, key), names in PLANNED.items():
-        value = data[section].get(key) if isinstance(data.get(section), dict) else None
-        if isinstance(value, str) and value in names:
-            rule = f"{section}.{key} {quoted(value)} is planned but does not exist yet"
-            raise BadRecipe(f"recipe {path}: {rule}; choose another {section}.{key}")

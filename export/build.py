@@ -237,6 +237,7 @@ def _draft(recipe: Recipe, models: Models) -> Draft:
         kind=section.kind,
         mask_token=mask_token(models[-1].source) if isinstance(section, PardDraft) else mask,
         block=spec.block if isinstance(spec, DFlashSpec) else None,
+        sample_from_anchor=isinstance(spec, DFlashSpec) and spec.sample_from_anchor,
         sampling=section.sampling,
         greedy_below=section.greedy_below,
     )
