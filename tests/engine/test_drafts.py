@@ -1,5 +1,6 @@
 """Drafts in rounds, kind by kind: what is drafted is what its definition drafts, and it changes no text."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -136,6 +137,15 @@ class Watched:
         self.rounds.append((drafts, buffers.count.view(this.batch)[0].item()))
         self._verified(this)
 
+    def drafted(self, max_tokens: int) -> set[int]:
+        """Tokens that were drafted within a text of so many. Forgets the rounds."""
+        found: set[int] = set()
+        for drafts, count in self.rounds:
+            found |= set(drafts[: max(0, max_tokens - 1)])
+            max_tokens -= count
+        self.rounds = []
+        return found
+
     def hold(self, prompt: Sequence[int], text: Sequence[int]) -> int:
         """Every round that drafted did so as the definition; returns how many there were. Forgets them."""
         kind, known, whole, held = self._built.kind, len(prompt), [*prompt, *text], 0
@@ -227,6 +237,29 @@ def test_requests_below_a_temperature_that_the_recipe_names_are_drafted_for_gree
             llm.generate([5, 6, 7], built.asked(temperature=temperature, seed=1, max_tokens=2, **more))
             assert set(drawn) == {0.0 if temperature < GREEDY_BELOW and not more else temperature}
             drawn.clear()
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_masked_drafts_are_tokens_that_the_grammar_allows(
+    built: Built, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the draft knows a part of the vocabulary: of two tokens that it knows the grammar allows one."""
+    with Watched(built, form) as watched:
+        llm = watched.llm
+        spelled = {token: llm.tokenizer.backend.decode([token]) for token in range(256)}
+        letters = [token for token in spelled if spelled[token] in ("a", "b", *map(spelled.get, built.known[:1]))]
+        grammar = {"regex": f"[{''.join(re.escape(spelled[token]) for token in letters)}]{{60}}"}
+        liked = dict.fromkeys(built.known[:1], 5.0)
+        params = built.asked(seed=2, max_tokens=12, structured_outputs=grammar, logit_bias=liked)
+        monkeypatch.setattr(llm.loop.windows, "forced", False)
+        texts, drafted = [], []
+        for masked, temperature in ((False, 0.0), (True, 0.0), (False, 1.0), (True, 1.0)):
+            monkeypatch.setattr(llm.loop.windows, "masked", masked)
+            texts.append(told(llm.generate(SHARED[:9], params.model_copy(update={"temperature": temperature}))))
+            drafted.append(watched.drafted(max_tokens=12))
+    assert (texts[0], texts[2]) == (texts[1], texts[3])
+    assert drafted[1] | drafted[3] <= set(letters), "none that verification would cut"
+    assert not drafted[0] | drafted[2] <= set(letters)
 
 
 def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> None:
