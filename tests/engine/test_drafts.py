@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.model.opening import open_models
+from tandemrt.plugins.operators import Purpose, Rule
+from tandemrt.plugins.reference.noise import position_noise
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
 from tests.eagle3 import Head
@@ -25,7 +28,7 @@ from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, Target,
 from tests.engine.drawn_requests import WAYS, Asked, requests, said
 from tests.engine.test_invisible import REQUESTS, told
 from tests.engine.test_paged_rounds import PAGED
-from tests.makers import tiny_checkpoint, write_recipe
+from tests.makers import VOCAB, tiny_checkpoint, write_recipe
 
 CACHES = {"linear": 'name = "onnxruntime-cpu"', "paged": PAGED}
 GREEDY_BELOW = 0.1  # as a recipe says
@@ -120,6 +123,7 @@ class Watched:
         self.forced = 0  # rounds with a window that nobody was asked for
         self._built, self._paged = built, form == "paged"
         self.llm = built.llm(form)
+        self.laws: list[Any] = []  # float32 [window, vocab] that the drafts of each round were drawn from
         self._verified = self.llm.loop.drafter.verified
 
     def __enter__(self) -> "Watched":
@@ -135,6 +139,9 @@ class Watched:
         drafts = buffers.draft_tokens.view(this.batch, this.window)[0].tolist() if drafted else []
         self.forced += this.covered and this.window > 0
         self.rounds.append((drafts, buffers.count.view(this.batch)[0].item()))
+        if Rule.REJECTION in this.rules:
+            laws = self.llm.loop.drafter._draft_probs.view(this.batch, this.window, VOCAB)  # type: ignore[attr-defined]
+            self.laws.append(laws[0].numpy().copy())
         self._verified(this)
 
     def drafted(self, max_tokens: int) -> set[int]:
@@ -220,10 +227,16 @@ def test_drafts_change_no_token(built: Built) -> None:
     assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 5
 
 
-def test_requests_below_a_temperature_that_the_recipe_names_are_drafted_for_greedily(built: Built) -> None:
-    """One just below it and one above; a request may say otherwise."""
+def test_drafts_are_greedy_where_the_request_or_the_recipe_says_so(built: Built) -> None:
+    """The recipe names a temperature, below which they are unless the request says otherwise."""
     drawn: list[float] = []
-    cases: list[tuple[float, dict[str, float]]] = [(0.09, {}), (0.11, {}), (0.09, {"draft_greedy_below": 0.0})]
+    cases: list[tuple[float, dict[str, Any], bool]] = [
+        (0.09, {}, True),
+        (0.11, {}, False),
+        (0.09, {"draft_greedy_below": 0.0}, False),
+        (0.5, {"draft_greedy_below": 0.6}, True),
+        (0.5, {"draft_sampling": "greedy"}, True),
+    ]
     llm = built.llm("linear")
     with pytest.MonkeyPatch.context() as patched:
         verified = llm.loop.drafter.verified
@@ -233,9 +246,9 @@ def test_requests_below_a_temperature_that_the_recipe_names_are_drafted_for_gree
             verified(this)
 
         patched.setattr(llm.loop.drafter, "verified", watched)
-        for temperature, more in cases:
+        for temperature, more, greedy in cases:
             llm.generate([5, 6, 7], built.asked(temperature=temperature, seed=1, max_tokens=2, **more))
-            assert set(drawn) == {0.0 if temperature < GREEDY_BELOW and not more else temperature}
+            assert set(drawn) == {0.0 if greedy else temperature}
             drawn.clear()
 
 
@@ -298,6 +311,25 @@ def test_the_rejection_rule_reads_the_laws_of_drafts_and_harms_no_neighbour(buil
     found = answers(built.llm("linear"), mixed)
     assert [told(output) for output in found[::2]] == plain[::2]
     assert found[1::2][-1].speculation.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_the_laws_that_verification_reads_are_those_that_drafts_were_drawn_from(built: Built, form: str) -> None:
+    """Row by row: noise of the draft's own stream makes each law's token the drafted one."""
+    llm, prompt, seed, held = built.llm(form), SHARED[:20], 6, 0
+    with Watched(built, form) as watched:
+        output = llm.generate(prompt, built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=20))
+        known = len(prompt)
+        for (drafts, count), law in zip(watched.rounds, watched.laws, strict=True):
+            for at, token in enumerate(drafts[: len(prompt) + 20 - known - 1]):
+                noise = position_noise(seed, known + at, Purpose.DRAFT, VOCAB)
+                with np.errstate(divide="ignore"):
+                    assert int(np.argmax(np.log(law[at]) + noise)) == token
+                assert law[at].sum() == pytest.approx(1.0, abs=1e-5)
+                held += 1
+            known += count
+    assert len(output.token_ids) == 20
+    assert held >= 12
 
 
 @pytest.mark.parametrize(
