@@ -157,6 +157,38 @@ def context(*, features: int, **sizes: Any) -> Contract:
     )
 
 
+def block(*, row_states: int = 0, **sizes: Any) -> Contract:
+    """The contract of a block draft; ``sizes`` are those of ``decoder``.
+
+    A Markov head may read its ``row_states``, so many numbers wide: what is scored, of every scored token.
+    """
+    base = decoder(**sizes)
+    more = (Binding("row_states", str(sizes["dtype"]), ("batch", "rows", row_states)),) if row_states else ()
+    return Contract(base.inputs, (*base.outputs, *more), base.aliases)
+
+
+def markov(*, vocab: int, dtype: str, row_states: int = 0, memory: int = 0) -> Contract:
+    """The contract of a Markov head: logits of one row of a block, given the token in front of what it foresees.
+
+    ``row_logits`` and ``row_states`` are the block's (``block``). A head with a ``memory``, so many numbers, gives it
+    on from row to row; a block begins with zeros.
+    """
+    states = (Binding("row_states", dtype, ("batch", 1, row_states)),) if row_states else ()
+    remembered = (Binding("memory", dtype, ("batch", memory)),) if memory else ()
+    return Contract(
+        (
+            Binding("token_ids", "int64", ("batch",)),
+            Binding("row_logits", dtype, ("batch", 1, vocab)),
+            *states,
+            *remembered,
+        ),
+        (
+            Binding("logits", dtype, ("batch", 1, vocab)),
+            *(Binding(f"next_{binding.name}", dtype, binding.shape) for binding in remembered),
+        ),
+    )
+
+
 def packed(max_blocks: int) -> tuple[Binding, ...]:
     """Where the tokens of a packed call stand, by tables of ``max_blocks`` blocks.
 

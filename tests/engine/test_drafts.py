@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.export.model.opening import open_models
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
-from tests.engine.draft_kinds import KINDS, MASK, SIZES, Drafts, Target, pard
+from tests.eagle3 import Head
+from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, Target, pard
 from tests.engine.test_invisible import REQUESTS, told
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 
 CACHES = {"linear": 'name = "onnxruntime-cpu"', "paged": PAGED}
+GREEDY_BELOW = 0.1  # as a recipe says
 SHARED = [(7 * i) % 256 for i in range(150)]  # two full blocks and a bit
 
 
@@ -66,7 +70,7 @@ class Built:
 
 
 def recipe_of(kind: str, folder: Path, target: Path, draft: Path, form: str = "linear") -> Recipe:
-    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}'
+    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}\ngreedy_below = {GREEDY_BELOW}'
     path = folder / f"{kind}-{form}.toml"
     written = write_recipe(path, target=target, drafting=drafting, backend=CACHES[form], length=256)
     return Recipe.load(written)
@@ -203,6 +207,25 @@ def test_drafts_change_no_token(built: Built) -> None:
     assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 5
 
 
+def test_requests_below_a_temperature_that_the_recipe_names_are_drafted_for_greedily(built: Built) -> None:
+    """One just below it and one above; a request may say otherwise."""
+    drawn: list[float] = []
+    cases: list[tuple[float, dict[str, float]]] = [(0.09, {}), (0.11, {}), (0.09, {"draft_greedy_below": 0.0})]
+    llm = built.llm("linear")
+    with pytest.MonkeyPatch.context() as patched:
+        verified = llm.loop.drafter.verified
+
+        def watched(this: Round) -> None:
+            drawn.append(round(llm.loop.tandem.state.drafting(1)["temperature"].item(), 6))
+            verified(this)
+
+        patched.setattr(llm.loop.drafter, "verified", watched)
+        for temperature, more in cases:
+            llm.generate([5, 6, 7], built.asked(temperature=temperature, seed=1, max_tokens=2, **more))
+            assert set(drawn) == {0.0 if temperature < GREEDY_BELOW and not more else temperature}
+            drawn.clear()
+
+
 def test_who_gives_memory_back_goes_on_with_the_same_text(built: Built) -> None:
     llm, requests = built.llm("paged"), built.requests[-3:]
     before = llm.metrics.preemptions
@@ -233,4 +256,24 @@ def test_checkpoints_that_are_no_pard_drafts_are_refused(
 ) -> None:
     with pytest.raises(BadCheckpoint) as caught:
         build(recipe_of("pard", tmp_path, folder / "target", pard(tmp_path / "draft", token, **config)), tmp_path / "x")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (replace(EAGLE3, hidden=64), "hidden_size should be the target's, 32, whose embedding it reads, it is 64"),
+        (
+            replace(EAGLE3, hidden=64, own_embedding=True),
+            "tensor 'fc.weight' should be [64, 64], for 2 layers of a target whose hidden_size is 32, it is [64, 128]; "
+            "choose a head that was trained for this target",
+        ),
+        (replace(EAGLE3, vocab=640), "vocab_size should be the target's, 320, it is 640; choose a head"),
+    ],
+)
+def test_a_head_of_another_target_is_refused_before_anything_is_built(
+    folder: Path, tmp_path: Path, head: Head, message: str
+) -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        open_models(recipe_of("eagle3", tmp_path, folder / "target", head.save(tmp_path / "draft")))
     assert message in str(caught.value)
