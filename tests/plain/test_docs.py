@@ -1,4 +1,4 @@
-"""Every link of the documentation leads somewhere, and every page is in the site's menu."""
+"""Every link of the documentation leads somewhere, every page is in the site's menu, and what they name is there."""
 
 import re
 from pathlib import Path
@@ -30,6 +30,19 @@ def test_every_link_leads_to_a_file_and_a_heading_of_it(page: Path) -> None:
         assert place.exists(), target
         if anchor:
             assert anchor in anchors(place), target
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
+def test_the_files_tests_and_commands_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text()
+    for folder, rest, test in re.findall(
+        r"`(docs|engines|export|plugins|runtime|tests|tools)(/[\w/.-]+\.\w+)(?:::(\w+))?`", text
+    ):
+        assert (ROOT / (folder + rest)).is_file(), folder + rest
+        assert not test or f"def {test}(" in (ROOT / (folder + rest)).read_text(), test
+    for module in re.findall(r"python3? -m (tools[\w.]*\w)", text):
+        file = ROOT / Path(*module.split("."))
+        assert file.with_suffix(".py").is_file() or (file / "__main__.py").is_file(), module
 
 
 def test_the_sites_menu_has_every_page_once() -> None:
