@@ -219,7 +219,7 @@ def verify(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
 
 
 def adjust(*, vocab: int, dtype: str) -> Contract:
-    """The contract of the engine that biases and penalises the target's logits in place, before they are verified.
+    """The contract of the engine that biases and penalizes the target's logits in place, before they are verified.
 
     A request lists its first ``entry_len`` columns: tokens, how often each is in the output, whether it is in the
     prompt, and its bias. A request that lists none is left alone.

@@ -224,6 +224,10 @@ class Constraint:
                 state = self._phases.lengthened(state, plain)
         self._phases.look_ahead(state, drafted)
         try:
+            if not overrule and self._bad_words is None:
+                taken = self._phases.answer_run(state, drafted, lambda at: masks.own(first + at))
+                window.tokens.extend(drafted[:taken])
+                state = self._phases.lengthened(state, taken) if taken else state
             while state.phase is not Phase.DONE:
                 at = len(window.tokens)
                 row = self._write_row(state, node, masks, first + at)
@@ -262,10 +266,12 @@ class Constraint:
             InternalError: a token that its own row forbids. Nothing has changed then.
         """
         emitted = list(map(int, tokens))
-        if 0 < self._plain_run(self._state, emitted) == len(emitted):
+        if emitted and self._empty_after != tuple(emitted) and self._runs(emitted):
             kind = self._phases.plain_kind(self._state)
+            self._phases.keep()
             self._state, self._empty_after = self._phases.lengthened(self._state, len(emitted)), None
             return Commit(emitted, pieces=[Piece(kind, tuple(emitted))])
+        self._phases.undo()
         state, scribe = self._state, _Scribe(self._phases, self._held)
         kept: list[int] = []
         node = self._bad_node
@@ -303,6 +309,13 @@ class Constraint:
     def _plain_run(self, state: State, tokens: Sequence[int]) -> int:
         """See Phases.plain_run; what is held for a marker or looked through for words is none."""
         return 0 if self._held or self._bad_words is not None else self._phases.plain_run(state, tokens)
+
+    def _runs(self, tokens: Sequence[int]) -> bool:
+        """Whether ``tokens`` do nothing but lengthen the text; a grammar has been fed some of them."""
+        if self._held or self._bad_words is not None:
+            return False
+        count = self._phases.plain_run(self._state, tokens) or self._phases.answer_run(self._state, tokens)
+        return count == len(tokens)
 
     def _write_row(self, state: State, node: int, masks: MaskRows, index: int) -> FixedRow:
         """Let row ``index`` of ``masks`` be that of ``state``, and return it."""

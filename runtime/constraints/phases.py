@@ -7,12 +7,13 @@ Markers are found in what tokens spell, symbol by symbol (engines/vocabulary.py)
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from tandemrt.engines.errors import BadRequest
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.bitmask import FixedRow
 from tandemrt.runtime.constraints.markers import NO_MARKERS, ROOT, Closing, Marker
@@ -191,20 +192,36 @@ class Phases:
         """
         if state.node != ROOT or self.shared_row(state) is None:
             return 0
-        most = len(tokens)
-        if self._max_tokens is not None:
-            most = min(most, self._max_tokens - state.length - 1)
-        if state.phase is Phase.THINKING:
-            most = most if self._budget is None else min(most, self._budget - state.spent - 1)
-        elif state.length < self._min_tokens:
-            most = min(most, self._min_tokens - state.length)
+        most = self._room(state, len(tokens))
         for count in range(most):
             if tokens[count] not in self._plain and not self._is_plain(tokens[count]):
                 return count
         return most
 
+    def answer_run(self, state: State, tokens: Sequence[int], write: Callable[[int], np.ndarray] | None = None) -> int:
+        """Feed the grammar of an answer those of ``tokens`` that end nothing, up to one that is refused; how many.
+
+        ``lengthened`` is the state behind them. ``write`` gives the rows to be written: of each, and of one refused.
+        """
+        if self.grammar is None or state.phase is not Phase.ANSWER:
+            return 0
+        most, base, count = self._room(state, len(tokens)), self._answer_base(state), 0
+        try:
+            while count < most:
+                if write is not None:
+                    row = write(count)
+                    self.grammar.fill(row)
+                    row &= base.words
+                token = tokens[count]
+                if token in self._grammar_stops or not base.allows(token) or not self.grammar.accept(token):
+                    break
+                count, self._fed = count + 1, self._fed + 1
+        except BadRequest:  # the text is too complex: who goes on hears it again
+            pass
+        return count
+
     def lengthened(self, state: State, count: int) -> State:
-        """The state behind a plain run of ``count`` tokens, at least one."""
+        """The state behind a run of ``count`` tokens, at least one: see plain_run and answer_run."""
         if state.phase is Phase.THINKING:
             return state._replace(length=state.length + count, spent=state.spent + count, tail=())
         return state._replace(length=state.length + count)
@@ -252,6 +269,14 @@ class Phases:
     def plain_kind(self, state: State) -> Kind:
         """What a token that follows ``state`` is, unless it becomes part of a marker."""
         return "reasoning" if state.phase in (Phase.THINKING, Phase.FORCING) else "answer"
+
+    def _room(self, state: State, most: int) -> int:
+        """How many of ``most`` tokens may follow ``state`` before a length or the budget acts."""
+        if self._max_tokens is not None:
+            most = min(most, self._max_tokens - state.length - 1)
+        if state.phase is Phase.THINKING:
+            return most if self._budget is None else min(most, self._budget - state.spent - 1)
+        return min(most, self._min_tokens - state.length) if state.length < self._min_tokens else most
 
     def _is_plain(self, token: int) -> bool:
         """Whether ``token`` is allowed, begins no marker and is no stop token; it is known from then on."""
@@ -421,10 +446,13 @@ class Phases:
         return self._thinking_rows[node]
 
     def _write_grammar_row(self, grammar: Grammar, state: State, row: np.ndarray) -> None:
-        row[:] = 0
-        if not state.marker_only:
-            with _taken_back(grammar, state.pending):
-                if not grammar.is_terminated():
+        if state.marker_only:
+            row.fill(0)
+        else:
+            with _taken_back(grammar, state.pending) if state.pending else nullcontext():
+                if grammar.is_terminated():
+                    row.fill(0)
+                else:
                     grammar.fill(row)
             row &= self._answer_base(state).words
         if state.phase is not Phase.OPEN or not self._may_open or self._matcher is None:

@@ -48,7 +48,7 @@ class DrawingDrafter(Unmoved):
         self._known = resources.target_ids
         if self._known is not None:
             self._target_ids = torch.tensor(self._known, dtype=torch.int32, device=self._device)
-            self._columns = self._target_ids.to(torch.int64)
+            self._columns = torch.tensor(self._known, dtype=torch.int64, device=self._device)
         self._slots = slots
         self._starts = cache(self._first_of_rows)
         self._masked: Round | None = None  # the round that is being drafted, if its drafts are masked
