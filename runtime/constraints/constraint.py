@@ -16,8 +16,10 @@ from tandemrt.engines.errors import BadRequest, InternalError, quoted
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.bad_words import ROOT, BadWords
 from tandemrt.runtime.constraints.bitmask import FixedRow
+from tandemrt.runtime.constraints.grammar import Grammar
 from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
-from tandemrt.runtime.constraints.phases import Grammar, Kind, Phase, Phases, Refused, State, Told
+from tandemrt.runtime.constraints.phases import Phases
+from tandemrt.runtime.constraints.state import Kind, Phase, Refused, State, Told
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 
 
