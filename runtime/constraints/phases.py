@@ -6,86 +6,18 @@ committing are the same two calls; only the grammar has state of its own, and ``
 Markers are found in what tokens spell, symbol by symbol (engines/vocabulary.py), so a phase may begin inside a token.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, nullcontext
-from enum import Enum
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
 from tandemrt.engines.errors import BadRequest
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.bitmask import FixedRow
+from tandemrt.runtime.constraints.grammar import Grammar, accepts, taken_back
 from tandemrt.runtime.constraints.markers import NO_MARKERS, ROOT, Closing, Marker
+from tandemrt.runtime.constraints.state import Kind, Phase, Refused, State, Told
 from tandemrt.runtime.constraints.thinking import ThinkingRule, reaching, read_prompt
-
-Kind = Literal["reasoning", "marker", "answer"]
-
-
-class Grammar(Protocol):
-    """What a grammar engine must do. It sees answer tokens only and terminates by accepting one of ``stop_ids``."""
-
-    @property
-    def stop_ids(self) -> Set[int]: ...
-
-    def fill(self, row: np.ndarray) -> None:
-        """Write int32[words]: the tokens that may come next. Never called on a terminated grammar."""
-
-    def look_ahead(self, tokens: Sequence[int]) -> None:
-        """The rows behind ``tokens`` will be filled: work them out in one call, if that is quicker. Changes none."""
-
-    def accept(self, token: int) -> bool:
-        """Advance by one token; False leaves the state as it was."""
-
-    def rollback(self, count: int) -> None:
-        """Take back the last ``count`` accepted tokens, termination included."""
-
-    def fork(self) -> "Grammar":
-        """An independent grammar in the same state."""
-
-    def is_terminated(self) -> bool:
-        """Whether the text is complete and closed."""
-
-    def forced(self) -> list[int]:
-        """Tokens that spell what the text must go on with; none where there is a choice. Other tokens may spell the
-        same, so this says what to draft, not what a row allows."""
-
-
-class Phase(Enum):
-    OPEN = "open"  # no marker so far: the model may open a block or answer
-    THINKING = "thinking"
-    FORCING = "forcing"  # the budget is spent, the forced end is being emitted
-    ANSWER = "answer"
-    DONE = "done"
-
-
-class State(NamedTuple):
-    phase: Phase
-    node: int = ROOT  # of the marker matcher
-    spent: int = 0  # reasoning tokens in the current or last block
-    tail: tuple[int, ...] = ()  # symbols of the last of them, as far as they may be part of an end marker
-    forced: int = 0  # tokens of the forced end that are out
-    forced_at: tuple[int, ...] = ()  # `length` at the first token of each forced end
-    length: int = 0  # tokens out
-    pending: tuple[int, ...] = ()  # OPEN with a grammar: may begin the start marker, not fed to the grammar yet
-    marker_only: bool = False  # the grammar refuses `pending`, so it must become the start marker
-    finish: str | None = None
-    stop_token: int | None = None
-
-
-class Told(NamedTuple):
-    """What of the text has a certain role now: all that had none, up to ``left`` symbols before its end.
-
-    ``cuts``: also inside a token. Else one that lies in part behind that place has no certain role either.
-    """
-
-    kind: Kind
-    left: int
-    cuts: bool = True
-
-
-class Refused(Exception):
-    """The token is not in the mask row of the state."""
 
 
 class Phases:
@@ -316,7 +248,7 @@ class Phases:
         # fit both wait in `pending`; those that fit only the marker bind the model to finish it. Of a token that holds
         # all of the marker it is the beginning of a block, unless the rest of the token says otherwise.
         tokens = (*state.pending, token)
-        legal = not state.marker_only and self._answer_base(state).allows(token) and _accepts(grammar, tokens)
+        legal = not state.marker_only and self._answer_base(state).allows(token) and accepts(grammar, tokens)
         node, end = self._opening(state, token) or (ROOT, 0)
         if end is None:
             after = state._replace(node=node, pending=tokens, marker_only=not legal)
@@ -449,7 +381,7 @@ class Phases:
         if state.marker_only:
             row.fill(0)
         else:
-            with _taken_back(grammar, state.pending) if state.pending else nullcontext():
+            with taken_back(grammar, state.pending) if state.pending else nullcontext():
                 if grammar.is_terminated():
                     row.fill(0)
                 else:
@@ -475,22 +407,3 @@ class Phases:
                 self.grammar.rollback(self._fed - fed)
             self._fed = fed
         return True
-
-
-def _accepts(grammar: Grammar, tokens: Sequence[int]) -> bool:
-    with _taken_back(grammar, tokens) as taken:
-        return taken == len(tokens)
-
-
-@contextmanager
-def _taken_back(grammar: Grammar, tokens: Sequence[int]) -> Iterator[int]:
-    """Feed ``grammar`` what it takes of ``tokens``, how many that are, and take them back, whatever raises."""
-    taken = 0
-    try:
-        for token in tokens:
-            if not grammar.accept(token):
-                break
-            taken += 1
-        yield taken
-    finally:
-        grammar.rollback(taken)

@@ -17,7 +17,7 @@ from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.constraints.grammar import Grammar
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.output import OutputCheck
