@@ -83,7 +83,8 @@ class Draft(Record):
     """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only, the mask token for kinds that are fed
     one, ``block`` for ``dflash``: tokens of its calls.
 
-    ``sampling`` and ``greedy_below`` are what SamplingParams.draft_sampling and draft_greedy_below are by default.
+    ``sampling``, ``greedy_below`` and ``temperature_scale`` are what SamplingParams.draft_sampling, draft_greedy_below
+    and draft_temperature_scale are by default.
     """
 
     kind: DraftKind
@@ -93,6 +94,7 @@ class Draft(Record):
     ngram_max: Count | None = None
     sampling: Literal["greedy"] | None = None
     greedy_below: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    temperature_scale: Annotated[float, Field(ge=0.01, le=10.0)] = 1.0
 
     @model_validator(mode="after")
     def _bounds_of_ngrams(self) -> "Draft":

@@ -66,38 +66,47 @@ class Target(_WithCheckpoint):
     kv_dtype: KvDtype | None = None
 
 
-class ModelDraft(_WithCheckpoint):
+class DrawnDraft(_WithCheckpoint):
+    """A draft that computes laws, from which its tokens are drawn.
+
+    ``sampling`` "greedy": its likeliest tokens, whatever the temperature; None: drawn as a request's rule has it.
+    ``greedy_below``: the same for requests of a lower temperature.
+    ``temperature_scale``: what a request's temperature is multiplied by to draw them.
+    """
+
+    sampling: Literal["greedy"] | None = None
+    greedy_below: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
+    temperature_scale: Annotated[float, Field(ge=0.01, le=10.0, allow_inf_nan=False)] = 1.0
+
+
+class ModelDraft(DrawnDraft):
     """A smaller model of the same vocabulary drafts.
 
     ``dtype`` None: the target's. ``kv_dtype`` None: float8 if the recipe says so of the target, else as Target has it,
     by the draft's own checkpoint.
-    ``sampling`` "greedy": its likeliest tokens, whatever the temperature; None: drawn as a request's rule has it.
-    ``greedy_below``: the same for requests of a lower temperature.
     """
 
     kind: Literal["model"]
     dtype: Dtype | None = None
     kv_dtype: KvDtype | None = None
     window: Window = 4
-    sampling: Literal["greedy"] | None = None
-    greedy_below: Annotated[float, Field(strict=False, ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
 
 
-class Eagle3Draft(_WithCheckpoint):
+class Eagle3Draft(DrawnDraft):
     """An EAGLE-3 head drafts from the target's states. It computes in what the target computes in."""
 
     kind: Literal["eagle3"]
     window: Window = 4
 
 
-class PEagleDraft(_WithCheckpoint):
+class PEagleDraft(DrawnDraft):
     """A P-EAGLE head drafts a window at once from the target's states, computing in what the target computes in."""
 
     kind: Literal["peagle"]
     window: Window = 5
 
 
-class MtpDraft(_WithCheckpoint):
+class MtpDraft(DrawnDraft):
     """A layer that predicts tokens further on drafts from the target's last states. ``checkpoint``: the target's, or
     one of its own. It computes in what the target computes in."""
 
@@ -105,14 +114,14 @@ class MtpDraft(_WithCheckpoint):
     window: Window = 3
 
 
-class DFlashDraft(_WithCheckpoint):
+class DFlashDraft(DrawnDraft):
     """A block draft reads the target's states and drafts a window at once, computing in what the target computes in."""
 
     kind: Literal["dflash"]
     window: Window = 7
 
 
-class PardDraft(_WithCheckpoint):
+class PardDraft(DrawnDraft):
     """A smaller model that was trained to foresee a window at once (its config.json has ``pard_token``) drafts.
 
     ``dtype`` and ``kv_dtype`` as of ModelDraft.

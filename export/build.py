@@ -13,7 +13,7 @@ from tandemrt.engines.dtypes import BITS
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, Engine, EngineName, File, Limits, Manifest
-from tandemrt.engines.recipe import ModelDraft, NgramDraft, PardDraft, Recipe
+from tandemrt.engines.recipe import DrawnDraft, NgramDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
@@ -225,18 +225,23 @@ def _limits(recipe: Recipe) -> Limits:
 
 
 def _draft(recipe: Recipe, models: Models) -> Draft:
-    if isinstance(recipe.draft, PardDraft):
-        return Draft(kind="pard", mask_token=mask_token(models[-1].source))
-    spec = models[-1].spec
-    if isinstance(spec, DFlashSpec):
-        return Draft(kind="dflash", mask_token=spec.mask_token, block=spec.block)
-    if isinstance(spec, Eagle3Spec):
-        return Draft(kind=recipe.draft.kind, mask_token=spec.mask_token)
-    if isinstance(recipe.draft, NgramDraft):
-        return Draft(kind="ngram", ngram_min=recipe.draft.ngram_min, ngram_max=recipe.draft.ngram_max)
-    if isinstance(recipe.draft, ModelDraft):
-        return Draft(kind="model", sampling=recipe.draft.sampling, greedy_below=recipe.draft.greedy_below)
-    return Draft(kind=recipe.draft.kind)
+    asked, spec = recipe.draft, models[-1].spec
+    if isinstance(asked, NgramDraft):
+        return Draft(kind="ngram", ngram_min=asked.ngram_min, ngram_max=asked.ngram_max)
+    if not isinstance(asked, DrawnDraft):
+        return Draft(kind=asked.kind)
+    if isinstance(asked, PardDraft):
+        mask: int | None = mask_token(models[-1].source)
+    else:
+        mask = spec.mask_token if isinstance(spec, DFlashSpec | Eagle3Spec) else None
+    return Draft(
+        kind=asked.kind,
+        mask_token=mask,
+        block=spec.block if isinstance(spec, DFlashSpec) else None,
+        sampling=asked.sampling,
+        greedy_below=asked.greedy_below,
+        temperature_scale=asked.temperature_scale,
+    )
 
 
 def _files(folder: Path) -> dict[str, File]:

@@ -1,7 +1,9 @@
 """Acceptance by temperature and by how drafts are drawn: ``python -m tools.bench_acceptance BUNDLE``.
 
 Each temperature's prompts run in one batch, three ways: drafts drawn to the target's noise (coupled), drawn with
-probabilities (the rejection rule), and greedy under the rejection rule, which knows no probabilities then.
+probabilities (the rejection rule), and greedy under the rejection rule, which knows no probabilities then. Under the
+rejection rule texts depend on the drafts, so ways are compared over different texts. Rounds of one text are alike: the
+standard error is that of a ratio over texts, each drawn by itself.
 """
 
 import json
@@ -35,6 +37,7 @@ def main(
     temperature: Annotated[
         list[float] | None, typer.Option(min=0, help="One of those to measure; may be given several times")
     ] = None,
+    scale: Annotated[float | None, typer.Option(help="Of the draft's temperature; else the bundle's")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine")] = 1,
 ) -> None:
     """Print acceptance length and acceptance per position."""
@@ -44,7 +47,8 @@ def main(
         table.add_column(heading, justify="right")
     with LLM(bundle, threads=threads) as llm:
         for each in track(temperature or TEMPERATURES, description="temperatures"):
-            table.add_row(f"{each:g}", *(_figures(llm, each, chats, tokens, way) for way in WAYS.values()))
+            ways = [way | {"draft_temperature_scale": scale} for way in WAYS.values()]
+            table.add_row(f"{each:g}", *(_figures(llm, each, chats, tokens, way) for way in ways))
     Console(width=200).print(table)
 
 
@@ -65,11 +69,10 @@ def _figures(llm: LLM, temperature: float, chats: list[list[dict[str, str]]], to
     ]
     outputs = llm.generate(chats, params)
     spent = llm.metrics.since(before)
-    lengths = [
-        n for output in outputs for n, times in enumerate(output.speculation.acceptance_histogram) for _ in range(times)
-    ]
-    mean = sum(lengths) / len(lengths)
-    error = math.sqrt(sum((n - mean) ** 2 for n in lengths) / len(lengths) / len(lengths))
+    texts = [(each.speculation.num_accepted_draft_tokens, each.speculation.num_spec_steps) for each in outputs]
+    steps = sum(rounds for _, rounds in texts)
+    mean = sum(accepted for accepted, _ in texts) / steps
+    error = math.sqrt(sum((accepted - mean * rounds) ** 2 for accepted, rounds in texts)) / steps
     positions = " ".join(f"{each / spent.steps:.2f}" for each in spent.accepted)
     return f"{1 + mean:.2f} ± {error:.2f} ({positions})"
 

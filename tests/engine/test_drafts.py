@@ -21,6 +21,7 @@ from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 
 CACHES = {"linear": 'name = "onnxruntime-cpu"', "paged": PAGED}
+SCALE = 0.01  # of the draft's temperature: where the request's is low as well, the likeliest token is drawn
 SHARED = [(7 * i) % 256 for i in range(150)]  # two full blocks and a bit
 
 
@@ -38,7 +39,7 @@ class Built:
 
     @property
     def requests(self) -> list[tuple[str, dict[str, Any]]]:
-        among = {**self.among, "ignore_eos": True}
+        among = {**self.among, "ignore_eos": True, "draft_temperature_scale": 1.0}
         return [
             *REQUESTS[1:9:3],
             ("among two", {"temperature": 0.0, "max_tokens": 30, **among}),
@@ -66,7 +67,7 @@ class Built:
 
 
 def recipe_of(kind: str, folder: Path, target: Path, draft: Path, form: str = "linear") -> Recipe:
-    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}'
+    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}\ntemperature_scale = {SCALE}'
     path = folder / f"{kind}-{form}.toml"
     written = write_recipe(path, target=target, drafting=drafting, backend=CACHES[form], length=256)
     return Recipe.load(written)
@@ -201,6 +202,12 @@ def test_drafts_change_no_token(built: Built) -> None:
     speculated = answers(built.llm("linear"), built.requests)
     assert [told(output) for output in speculated] == built.plain()
     assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 5
+
+
+def test_drafts_are_drawn_at_the_temperature_that_the_recipe_scales(built: Built) -> None:
+    with Watched(built, "linear") as watched:
+        output = watched.llm.generate([8, *SHARED[:50]], built.asked(temperature=0.05, seed=1))
+        assert watched.hold([8, *SHARED[:50]], output.token_ids) >= 3
 
 
 def test_who_gives_memory_back_goes_on_with_the_same_text(built: Built) -> None:
