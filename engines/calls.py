@@ -59,7 +59,7 @@ def slack(kind: str, window: int) -> int:
     A parallel draft is fed what a whole window emitted and the masks of the next one, whatever was emitted; a block
     draft always a block as long as its own.
     """
-    if kind == "dflash" and window:
+    if DRAFTS[kind].block and window:
         return LONGEST_BLOCK - 1
     return 2 * window - 1 if DRAFTS[kind].parallel and window else window
 

@@ -21,7 +21,6 @@ Integers are properties of the engine: layers, heads, ``capacity`` (tokens a cac
 the logits) and ``words`` = ceil(vocab / 32).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,14 +63,6 @@ class Contract:
             return [{"name": b.name, "dtype": b.dtype, "shape": list(b.shape)} for b in bindings]
 
         return {"inputs": rows(self.inputs), "outputs": rows(self.outputs), "aliases": [list(a) for a in self.aliases]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Contract":
-        def bindings(rows: list[Mapping[str, Any]]) -> tuple[Binding, ...]:
-            return tuple(Binding(row["name"], row["dtype"], tuple(row["shape"])) for row in rows)
-
-        aliases = tuple((output, source) for output, source in data["aliases"])
-        return cls(bindings(data["inputs"]), bindings(data["outputs"]), aliases)
 
 
 def decoder(
@@ -166,6 +157,38 @@ def context(*, features: int, **sizes: Any) -> Contract:
     )
 
 
+def block(*, row_states: int = 0, **sizes: Any) -> Contract:
+    """The contract of a block draft; ``sizes`` are those of ``decoder``.
+
+    A Markov head may read its ``row_states``, so many numbers wide: what is scored, of every scored token.
+    """
+    base = decoder(**sizes)
+    more = (Binding("row_states", str(sizes["dtype"]), ("batch", "rows", row_states)),) if row_states else ()
+    return Contract(base.inputs, (*base.outputs, *more), base.aliases)
+
+
+def markov(*, vocab: int, dtype: str, row_states: int = 0, memory: int = 0) -> Contract:
+    """The contract of a Markov head: logits of one row of a block, given the token in front of what it foresees.
+
+    ``row_logits`` and ``row_states`` are the block's (``block``). A head with a ``memory``, so many numbers, gives it
+    on from row to row; a block begins with zeros.
+    """
+    states = (Binding("row_states", dtype, ("batch", 1, row_states)),) if row_states else ()
+    remembered = (Binding("memory", dtype, ("batch", memory)),) if memory else ()
+    return Contract(
+        (
+            Binding("token_ids", "int64", ("batch",)),
+            Binding("row_logits", dtype, ("batch", 1, vocab)),
+            *states,
+            *remembered,
+        ),
+        (
+            Binding("logits", dtype, ("batch", 1, vocab)),
+            *(Binding(f"next_{binding.name}", dtype, binding.shape) for binding in remembered),
+        ),
+    )
+
+
 def packed(max_blocks: int) -> tuple[Binding, ...]:
     """Where the tokens of a packed call stand, by tables of ``max_blocks`` blocks.
 
@@ -210,6 +233,11 @@ def propose(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
     operator = SCHEMAS["sample_draft"]
     outputs = tuple(b for b in operator.outputs if draft_probs or b.name != "draft_probs")
     return _resolved(operator, operator.inputs, outputs, vocab, dtype)
+
+
+def logits_width(contract: Contract) -> int:
+    """How many values a row of the engine's logits has."""
+    return int(contract["logits"].shape[2])
 
 
 def blocks_of(tokens: int) -> int:

@@ -41,6 +41,10 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     features = _width(manifest, "target", "features") if DRAFTS[manifest.draft.kind].features else 0
     if name == "fuse":
         return contract.fuse(features=features, hidden=hidden, dtype=dtype)
+    row_states = _width(manifest, "draft", "row_states", 0)
+    if name == "markov":
+        memory = _width(manifest, "markov", "memory", 0)
+        return contract.markov(vocab=vocab, dtype=dtype, row_states=row_states, memory=memory)
     # Layers and heads of a decoder stand in its own contract alone.
     keys = [each for each in manifest.engines[name].contract.inputs if each.name.startswith("past_key.")]
     shape = [keys[0].shape[1], keys[0].shape[3]] if keys and len(keys[0].shape) == 4 else [1, 1]
@@ -60,11 +64,16 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         return contract.context(features=features, **sizes)
     if name == "draft" and "fuse" in manifest.engines:
         return contract.draft_head(hidden=hidden, parallel=DRAFTS[manifest.draft.kind].parallel, **sizes)
+    if name == "draft" and "markov" in manifest.engines:
+        return contract.block(row_states=row_states, **sizes)
     return contract.decoder(**sizes, features=features if name == "target" else 0)
 
 
-def _width(manifest: Manifest, engine: EngineName, name: str) -> int:
-    """The last dimension of a binding as the engine's own contract has it; 1 where that makes no sense."""
+def _width(manifest: Manifest, engine: EngineName, name: str, absent: int = 1) -> int:
+    """The last dimension of a binding as the engine's own contract has it; 1 where that makes no sense, ``absent``
+    where it has none."""
     bindings = manifest.engines[engine].contract if engine in manifest.engines else None
     found = [b.shape[-1] for b in (*bindings.inputs, *bindings.outputs) if b.name == name] if bindings else []
-    return found[0] if found and isinstance(found[0], int) and found[0] > 0 else 1
+    if not found:
+        return absent
+    return found[0] if isinstance(found[0], int) and found[0] > 0 else 1

@@ -11,7 +11,7 @@ from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.decoder import Decoder
 from tandemrt.engines.digest import holds_weights
-from tandemrt.engines.drafts import DRAFTS, LONGEST_BLOCK, DraftKind
+from tandemrt.engines.drafts import DRAFTS, LONGEST_BLOCK, DraftKind, longest_window
 from tandemrt.engines.errors import BadBundle, clipped, quoted
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.engines.validation import Record, RelativePath, explain, refuse
@@ -23,7 +23,7 @@ DIGEST = "manifest_sha256"
 RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 EngineName = Literal[
-    "target", "draft", "fuse", "context", "adjust", "verify", "verify_probs", "propose", "propose_probs"
+    "target", "draft", "fuse", "context", "markov", "adjust", "verify", "verify_probs", "propose", "propose_probs"
 ]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
@@ -81,7 +81,8 @@ class Markers(Record):
 
 class Draft(Record):
     """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only, the mask token for kinds that are fed
-    one, ``block`` for ``dflash``: tokens of its calls.
+    one, ``block`` for block drafts: tokens of its calls, of which the first, the newest token of a text, foresees one
+    if ``sample_from_anchor``.
 
     ``sampling``, ``greedy_below`` and ``temperature_scale`` are what SamplingParams.draft_sampling, draft_greedy_below
     and draft_temperature_scale are by default.
@@ -90,6 +91,7 @@ class Draft(Record):
     kind: DraftKind
     mask_token: TokenId | None = None
     block: Annotated[int, Field(ge=2, le=LONGEST_BLOCK)] | None = None
+    sample_from_anchor: bool = False
     ngram_min: Count | None = None
     ngram_max: Count | None = None
     sampling: Literal["greedy"] | None = None
@@ -104,8 +106,9 @@ class Draft(Record):
         if DRAFTS[self.kind].masks != (self.mask_token is not None):
             kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.masks)
             raise refuse(f"mask_token must be set for kinds {kinds}, and no other; got {quoted(self.mask_token)}")
-        if (self.kind == "dflash") != (self.block is not None):
-            raise refuse(f"block must be set for kind dflash, and no other; got {quoted(self.block)}")
+        if DRAFTS[self.kind].block != (self.block is not None):
+            kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.block)
+            raise refuse(f"block must be set for kinds {kinds}, and no other; got {quoted(self.block)}")
         return self
 
 
@@ -263,9 +266,11 @@ class Manifest(Record):
         if self.limits.capacity < room:
             rule = f"limits.capacity must be at least {quoted(room)} for draft.kind {self.draft.kind!r}"
             raise refuse(f"{rule}; got {quoted(self.limits.capacity)}")
-        if self.draft.block is not None and self.limits.window >= self.draft.block:
-            rule = f"limits.window must be below draft.block {quoted(self.draft.block)}"
-            raise refuse(f"{rule}; got {quoted(self.limits.window)}")
+        if (block := self.draft.block) is not None:
+            most = longest_window(block, sample_from_anchor=self.draft.sample_from_anchor)
+            if self.limits.window > most:
+                rule = f"limits.window must not exceed {quoted(most)} for draft.block {quoted(block)}"
+                raise refuse(f"{rule}; got {quoted(self.limits.window)}")
         if self.draft.mask_token is not None and self.draft.mask_token >= self.vocab:
             rule = f"draft.mask_token must be below vocab {quoted(self.vocab)}"
             raise refuse(f"{rule}; got {quoted(self.draft.mask_token)}")

@@ -30,7 +30,6 @@ from tandemrt.engines.tensorrt.recipe import TensorRt, TensorRtRtx, rtx_capabili
 from tandemrt.engines.validation import Section, explain, nearest, refuse
 
 INCLUDED = Path(__file__).resolve().parent / "recipes"
-PLANNED = {("draft", "kind"): ("dspark",)}
 HEADS = tuple(kind for kind, needs in DRAFTS.items() if needs.features)
 KINDS = (*DRAFTS, "onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
@@ -66,8 +65,8 @@ class Target(_WithCheckpoint):
     kv_dtype: KvDtype | None = None
 
 
-class DrawnDraft(_WithCheckpoint):
-    """A draft that computes laws, from which its tokens are drawn.
+class _Drawing(_WithCheckpoint):
+    """A draft that draws its tokens.
 
     ``sampling`` "greedy": its likeliest tokens, whatever the temperature; None: drawn as a request's rule has it.
     ``greedy_below``: the same for requests of a lower temperature.
@@ -79,7 +78,7 @@ class DrawnDraft(_WithCheckpoint):
     temperature_scale: Annotated[float, Field(ge=0.01, le=10.0, allow_inf_nan=False)] = 1.0
 
 
-class ModelDraft(DrawnDraft):
+class ModelDraft(_Drawing):
     """A smaller model of the same vocabulary drafts.
 
     ``dtype`` None: the target's. ``kv_dtype`` None: float8 if the recipe says so of the target, else as Target has it,
@@ -92,21 +91,21 @@ class ModelDraft(DrawnDraft):
     window: Window = 4
 
 
-class Eagle3Draft(DrawnDraft):
+class Eagle3Draft(_Drawing):
     """An EAGLE-3 head drafts from the target's states. It computes in what the target computes in."""
 
     kind: Literal["eagle3"]
     window: Window = 4
 
 
-class PEagleDraft(DrawnDraft):
+class PEagleDraft(_Drawing):
     """A P-EAGLE head drafts a window at once from the target's states, computing in what the target computes in."""
 
     kind: Literal["peagle"]
     window: Window = 5
 
 
-class MtpDraft(DrawnDraft):
+class MtpDraft(_Drawing):
     """A layer that predicts tokens further on drafts from the target's last states. ``checkpoint``: the target's, or
     one of its own. It computes in what the target computes in."""
 
@@ -114,14 +113,21 @@ class MtpDraft(DrawnDraft):
     window: Window = 3
 
 
-class DFlashDraft(DrawnDraft):
+class DFlashDraft(_Drawing):
     """A block draft reads the target's states and drafts a window at once, computing in what the target computes in."""
 
     kind: Literal["dflash"]
     window: Window = 7
 
 
-class PardDraft(DrawnDraft):
+class DSparkDraft(_Drawing):
+    """A block draft as DFlashDraft, whose tokens a Markov head draws one behind the other."""
+
+    kind: Literal["dspark"]
+    window: Window = 7
+
+
+class PardDraft(_Drawing):
     """A smaller model that was trained to foresee a window at once (its config.json has ``pard_token``) drafts.
 
     ``dtype`` and ``kv_dtype`` as of ModelDraft.
@@ -133,7 +139,7 @@ class PardDraft(DrawnDraft):
     window: Window = 8
 
 
-HeadDraft = Eagle3Draft | PEagleDraft | MtpDraft | DFlashDraft  # they read the target's states
+HeadDraft = Eagle3Draft | PEagleDraft | MtpDraft | DFlashDraft | DSparkDraft  # they read the target's states
 
 
 class NgramDraft(Section):
@@ -212,7 +218,7 @@ class Recipe(Section):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     target: Target
     draft: Annotated[
-        ModelDraft | Eagle3Draft | PEagleDraft | MtpDraft | PardDraft | DFlashDraft | NgramDraft | NoDraft,
+        ModelDraft | PardDraft | HeadDraft | NgramDraft | NoDraft,
         Field(discriminator="kind"),
     ] = NoDraft(kind="none")
     reasoning: Reasoning | None = None
@@ -242,7 +248,6 @@ class Recipe(Section):
             raise BadRecipe(f"recipe {clipped(path)} cannot be read: {why}. Name an existing TOML file.") from error
         except ValueError as error:  # of UTF-8, of TOML, or of a number with thousands of digits
             raise BadRecipe(f"recipe {path} must be TOML in UTF-8: {clipped(error)}. Correct the file.") from error
-        _refuse_planned(data, path)
         given = {"backend": backend, "dtype": dtype, "kv_dtype": kv_dtype}
         asked = {name: value for name, value in given.items() if value is not None}
         _override(data, **asked)
@@ -456,11 +461,3 @@ def _override(
         if backend == "tensorrt-rtx":
             dtypes = {str(model.get("dtype")) for model in models}
             data["backend"]["compute_capabilities"] = rtx_capabilities(dtypes)
-
-
-def _refuse_planned(data: dict[str, Any], path: Path) -> None:
-    for (section, key), names in PLANNED.items():
-        value = data[section].get(key) if isinstance(data.get(section), dict) else None
-        if isinstance(value, str) and value in names:
-            rule = f"{section}.{key} {quoted(value)} is planned but does not exist yet"
-            raise BadRecipe(f"recipe {path}: {rule}; choose another {section}.{key}")

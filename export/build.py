@@ -13,13 +13,15 @@ from tandemrt.engines.dtypes import BITS
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.generation_config import recommended
 from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, Engine, EngineName, File, Limits, Manifest
-from tandemrt.engines.recipe import DrawnDraft, NgramDraft, PardDraft, Recipe
+from tandemrt.engines.recipe import NgramDraft, NoDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
 from tandemrt.export.compile.kernels import compile_into, kernels_for
 from tandemrt.export.model.draft_heads import DraftHead
-from tandemrt.export.model.graphs import Model, Models, graphs, mask_token, open_models
+from tandemrt.export.model.graphs import graphs
 from tandemrt.export.model.lowerings import attention_of
+from tandemrt.export.model.models import Model, Models, mask_token
+from tandemrt.export.model.opening import open_models
 from tandemrt.export.model.shared_weights import with_shared_weights
 from tandemrt.export.provenance import collect
 from tandemrt.export.quantize.channels import write_by_channel
@@ -225,22 +227,20 @@ def _limits(recipe: Recipe) -> Limits:
 
 
 def _draft(recipe: Recipe, models: Models) -> Draft:
-    asked, spec = recipe.draft, models[-1].spec
-    if isinstance(asked, NgramDraft):
-        return Draft(kind="ngram", ngram_min=asked.ngram_min, ngram_max=asked.ngram_max)
-    if not isinstance(asked, DrawnDraft):
-        return Draft(kind=asked.kind)
-    if isinstance(asked, PardDraft):
-        mask: int | None = mask_token(models[-1].source)
-    else:
-        mask = spec.mask_token if isinstance(spec, DFlashSpec | Eagle3Spec) else None
+    section, spec = recipe.draft, models[-1].spec
+    if isinstance(section, NgramDraft):
+        return Draft(kind="ngram", ngram_min=section.ngram_min, ngram_max=section.ngram_max)
+    if isinstance(section, NoDraft):
+        return Draft(kind="none")
+    mask = spec.mask_token if isinstance(spec, DFlashSpec | Eagle3Spec) else None
     return Draft(
-        kind=asked.kind,
-        mask_token=mask,
+        kind=section.kind,
+        mask_token=mask_token(models[-1].source) if isinstance(section, PardDraft) else mask,
         block=spec.block if isinstance(spec, DFlashSpec) else None,
-        sampling=asked.sampling,
-        greedy_below=asked.greedy_below,
-        temperature_scale=asked.temperature_scale,
+        sample_from_anchor=isinstance(spec, DFlashSpec) and spec.sample_from_anchor,
+        sampling=section.sampling,
+        greedy_below=section.greedy_below,
+        temperature_scale=section.temperature_scale,
     )
 
 

@@ -3,7 +3,6 @@
 from enum import IntEnum
 
 DOMAIN = "tandemrt"
-SCRATCH_BLOCK = 0  # of a paged cache: rows that belong to no request write here, and nobody reads it
 HEAD_DIMS = (32, 64, 128)  # that window_attention has kernels for
 # Of experts: how many there may be, and a token may choose; what hidden size and width must be a multiple of.
 MOST_EXPERTS, MOST_PER_TOKEN, HIDDEN_STEP, WIDTH_STEP = 512, 32, 16, 8

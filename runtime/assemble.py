@@ -15,8 +15,9 @@ from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.caches.kv_cache import BlockTable, Room, make_cache, make_room
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
-from tandemrt.runtime.drafters.block import BlockDrafter
+from tandemrt.runtime.drafters.block import DFlashDrafter
 from tandemrt.runtime.drafters.head import HeadDrafter
+from tandemrt.runtime.drafters.markov import MarkovDrafter
 from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.drafters.ngram import NgramDrafter
 from tandemrt.runtime.drafters.none import NoDrafter
@@ -140,10 +141,10 @@ def _drafter(
     kv = make_cache(engines["draft"].contract, limits.batch, room, engines["draft"].device)
     resources = DraftResources(engines, buffers, state, kv, graphs, runs, slots=limits.batch, window=window)
     mask, chunk = draft.mask_token, limits.prefill_chunk
-    if draft.kind == "dflash":
+    if draft.block is not None:
         assert mask is not None
-        assert draft.block is not None
-        return BlockDrafter(resources, mask_token=mask, block=draft.block)
+        block = MarkovDrafter if draft.kind == "dspark" else DFlashDrafter
+        return block(resources, mask_token=mask, block=draft.block, sample_from_anchor=draft.sample_from_anchor)
     if draft.kind in ("eagle3", "mtp", "peagle"):
         resources = replace(resources, runs=_runs(bundle, room))  # of pairs, a token further than the target's
         query = most_query(draft.kind, window)

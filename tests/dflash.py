@@ -16,7 +16,10 @@ from tests.heads import Draw, Layers, Weights, layer_config
 
 @dataclass(frozen=True)
 class BlockHead:
-    """The shape of a draft. ``sliding``: the layers that slide, which see no later token of their block."""
+    """The shape of a draft. ``sliding``: the layers that slide, which see no later token of their block.
+
+    ``sample_from_anchor``: each token of the block foresees the one behind it, the newest too.
+    """
 
     vocab: int
     hidden: int
@@ -29,6 +32,7 @@ class BlockHead:
     head_dim: int = 16
     features: tuple[int, ...] = (1, 0)
     sliding: tuple[bool, ...] = (False, False)
+    sample_from_anchor: bool = False
     flat: bool = False  # as z-lab writes it
     max_length: int = 256
 
@@ -47,7 +51,7 @@ class BlockHead:
             "aux_hidden_state_layer_ids": list(self.features),
             "block_size": self.block,
             "mask_token_id": self.mask_token,
-            "sample_from_anchor": False,
+            "sample_from_anchor": self.sample_from_anchor,
             "transformer_layer_config": layer | slides | {"sliding_window": self.max_length},
         }
 
@@ -86,12 +90,21 @@ class Definition(Layers):
         for layer in range(self.head.layers):
             self.write(f"layers.{layer}", state, begin)
 
-    def draft(self, newest: int) -> torch.Tensor:
-        """Logits [block, draft vocabulary] for ``newest`` and the masks behind it, of which nothing is kept."""
+    def draft(self, newest: int, window: int) -> torch.Tensor:
+        """Logits [window, draft vocabulary] of the tokens behind ``newest``, of which nothing is kept."""
+        return self.score(self.states(newest, window))
+
+    def states(self, newest: int, window: int) -> torch.Tensor:
+        """[window, hidden]: what the tokens behind ``newest`` are scored by."""
         begin = self.held
         x = self._embedding[torch.tensor([newest, *[self.head.mask_token] * (self.head.block - 1)])]
         for layer in range(self.head.layers):
             name = f"layers.{layer}"
             x = self.block(name, x, self.norm(x, f"{name}.input_layernorm"), begin, causal=self.head.sliding[layer])
         self.keep(begin)
-        return self.norm(x, "norm") @ self._lm_head.T
+        first = 0 if self.head.sample_from_anchor else 1
+        return self.norm(x, "norm")[first : first + window]
+
+    def score(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits [tokens, draft vocabulary] of ``states`` [tokens, hidden]."""
+        return states @ self._lm_head.T

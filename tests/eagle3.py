@@ -41,7 +41,8 @@ class Head:
         """config.json."""
         layer = layer_config(self, self.family)
         if self.flat:
-            ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.features)}}
+            outputs = [layer - 1 for layer in self.features]  # which it names, in place of inputs
+            ids = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs}}
             return {"architectures": ["LlamaForCausalLMEagle3"], **layer, "draft_vocab_size": self.draft_vocab, **ids}
         masked = {} if self.mask_token is None else {"mask_token_id": self.mask_token}
         return {

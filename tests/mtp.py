@@ -58,8 +58,10 @@ class MtpLayer:
 class Definition(Layers):
     """A layer in float32 with a cache of its own, for one text."""
 
-    def __init__(self, layer: MtpLayer, weights: Weights, embedding: torch.Tensor, lm_head: torch.Tensor) -> None:
-        super().__init__(weights, layer.head_dim, eps=1e-6)
+    def __init__(
+        self, layer: MtpLayer, weights: Weights, embedding: torch.Tensor, lm_head: torch.Tensor, *, eps: float = 1e-6
+    ) -> None:
+        super().__init__(weights, layer.head_dim, eps)
         self._layer, self._embedding, self._lm_head = layer, embedding, lm_head
 
     def __call__(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 from tandemrt import LLM, SamplingParams
 from tools.demo.corpus import held_out
@@ -40,16 +37,19 @@ def main(
     scale: Annotated[float | None, typer.Option(help="Of the draft's temperature; else the bundle's")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine")] = 1,
 ) -> None:
-    """Print acceptance length and acceptance per position."""
+    """Print a row for each temperature as it is measured: acceptance length, its standard error, and acceptance per
+    position."""
     chats = _chats(prompts, count)
-    table = Table(title="Acceptance length, its standard error, and acceptance per position", show_edge=False)
-    for heading in ("temperature", *WAYS):
-        table.add_column(heading, justify="right")
+    _row("temperature", *WAYS)
+    _row(*("---" for _ in range(1 + len(WAYS))))
     with LLM(bundle, threads=threads) as llm:
-        for each in track(temperature or TEMPERATURES, description="temperatures"):
+        for each in temperature or TEMPERATURES:
             ways = [way | {"draft_temperature_scale": scale} for way in WAYS.values()]
-            table.add_row(f"{each:g}", *(_figures(llm, each, chats, tokens, way) for way in ways))
-    Console(width=200).print(table)
+            _row(f"{each:g}", *(_figures(llm, each, chats, tokens, way) for way in ways))
+
+
+def _row(*cells: str) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def _chats(prompts: Path | None, count: int) -> list[list[dict[str, str]]]:

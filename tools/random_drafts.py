@@ -17,7 +17,8 @@ from tools.random_pair import random_weights, special_ids, write_weights
 
 Shapes = dict[str, tuple[int, ...]]
 KNOWN = 32_000  # tokens that EAGLE-3 heads know
-BLOCK_LAYERS, BLOCK = 5, 16  # of DFlash drafts
+BLOCK_LAYERS, BLOCK = 5, {"dflash": 16, "dspark": 7}
+MARKOV_RANK = 256
 _LAYER = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
     *("rope_parameters", "hidden_act", "attention_bias", "max_position_embeddings", "vocab_size"),
@@ -31,6 +32,7 @@ class Kind(StrEnum):
     EAGLE3 = "eagle3"
     PARD = "pard"
     DFLASH = "dflash"
+    DSPARK = "dspark"
     MTP = "mtp"
 
 
@@ -40,7 +42,8 @@ def write_draft(
     """Write the checkpoint of a draft for the Llama in ``target``; its weights are made on ``device``.
 
     eagle3: one layer as wide as the target's, 32,000 tokens (an eighth of a smaller vocabulary). pard: a Llama of 1B
-    for a vocabulary of that size, else one of the small size. dflash: 5 layers, blocks of 16. mtp: one layer.
+    for a vocabulary of that size, else one of the small size. dflash: 5 layers, blocks of 16. dspark: 5 layers, blocks
+    of 7, and a Markov head of 256 numbers. mtp: one layer.
     ``float8``: products are stored so, but for what runs once a round and what is the target's.
     """
     config = json.loads((target / "config.json").read_text())
@@ -50,7 +53,7 @@ def write_draft(
     layers, hidden, vocab = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
     layer: dict[str, Any] = {name: config[name] for name in _LAYER} | {"tie_word_embeddings": False}
     features = [2, layers // 2, layers - 3] if layers > 6 else [1, 2, 3]
-    own: dict[str, Any] = {"aux_hidden_state_layer_ids": features, "mask_token_id": vocab - 5, "block_size": BLOCK}
+    own: dict[str, Any] = {"aux_hidden_state_layer_ids": features, "mask_token_id": vocab - 5}
     count, family, prefix, inner = 1, "llama", "layers", hidden
     fused: Shapes = {"fc.weight": (hidden, len(features) * hidden), "norm.weight": (hidden,)}
     known: dict[str, torch.Tensor] = {}
@@ -60,10 +63,13 @@ def write_draft(
         fused |= {"lm_head.weight": (size, hidden), "layers.0.hidden_norm.weight": (hidden,)}
         known["d2t"] = torch.arange(size) * (vocab // size - 1)  # every so many tokens one
         inner = 2 * hidden
-    elif kind is Kind.DFLASH:
-        own["draft_vocab_size"] = vocab
+    elif kind in (Kind.DFLASH, Kind.DSPARK):
+        own |= {"draft_vocab_size": vocab, "block_size": BLOCK[kind]}
         count, family = BLOCK_LAYERS, "qwen3"
         fused["hidden_norm.weight"] = (hidden,)
+        if kind is Kind.DSPARK:
+            own |= {"markov_rank": MARKOV_RANK, "markov_head_type": "vanilla"}
+            fused |= {f"markov_head.markov_w{each}.weight": (vocab, MARKOV_RANK) for each in (1, 2)}
     else:
         own, prefix = {"num_nextn_predict_layers": 1}, "mtp_layers"
         norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
@@ -79,7 +85,8 @@ def write_draft(
     weights = random_weights(shapes, getattr(torch, dtype.value), device, seed)
     write_weights(folder, narrowed(weights, Stored.FP8 if float8 else Stored.WHOLE) | known)
     if float8:
-        say_stored(folder, Stored.FP8, whole=["fc", *([] if kind is Kind.EAGLE3 else ["lm_head"])])
+        whole = {Kind.EAGLE3: [], Kind.DSPARK: ["lm_head", "markov_head.markov_w2"]}.get(kind, ["lm_head"])
+        say_stored(folder, Stored.FP8, whole=["fc", *whole])
 
 
 def _write_pard(folder: Path, target: dict[str, Any], *, device: str, dtype: Dtype, float8: bool, seed: int) -> None:

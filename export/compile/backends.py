@@ -24,7 +24,7 @@ from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.plugins.operators import DOMAIN
 
 DECODERS = ("target", "draft")
-IN_STEPS = (*DECODERS, "context", "fuse")  # over a paged cache
+IN_STEPS = (*DECODERS, "context", "fuse", "markov")  # over a paged cache
 VERIFIERS = ("verify", "verify_probs")  # what TensorRT builds with our plugins; TensorRT-RTX has none
 
 

@@ -9,7 +9,7 @@ from tandemrt.engines.dtypes import BITS, FLOAT8
 from tandemrt.engines.gpus import COMPUTE_CAPABILITIES, capabilities_for, parsed
 from tandemrt.engines.operators import HEADS, SCHEMAS
 from tandemrt.engines.recipe import Recipe
-from tandemrt.export.model.graphs import Model, Models
+from tandemrt.export.model.models import Model, Models
 from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
 
 # What takes the place of the engines without weights; the other kernels stand between the pieces of a decoder.

@@ -16,12 +16,14 @@ from tandemrt.export.model.draft_vocabulary import EMBEDDING, target_logits
 from tandemrt.export.model.layers import block, heads_of
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
+from tandemrt.export.model.markov import tensors_of
 from tandemrt.export.model.norm import rms_norm
 from tandemrt.export.model.paged_block import PagedBlock
 from tandemrt.export.model.scaled_product import scaled_functions
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.dspark import DSparkSpec
 
 LOWERINGS: Mapping[str, type[LinearBlock] | type[PagedBlock]] = {"grouped": LinearBlock, "paged": PagedBlock}
 _FEATURES = ("fc.weight", "hidden_norm.weight")
@@ -56,7 +58,7 @@ def build_context(
 def build_dflash(
     spec: DFlashSpec, checkpoint: Checkpoint, *, dtype: str, capacity: int, attention: Lowering
 ) -> ir.Model:
-    """Build the graph of ``contract.decoder`` whose calls have ``spec.block`` tokens a row.
+    """Build the graph of ``contract.block`` whose calls have ``spec.block`` tokens a row.
 
     Its logits are as wide as the target's. Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of
     another shape than the config says, and for maps of the vocabulary that do not hold together.
@@ -82,10 +84,11 @@ def build_dflash(
     with b.scope("head"):
         if not how.pick_early:
             stream = how.pick(b, stream, given["score_rows"])
-        made["logits"] = target_logits(b, rms_norm(b, stream, w, "norm", layer), w, spec, checkpoint, dtype)
+        last = rms_norm(b, stream, w, "norm", layer)
+        made |= {"row_states": last, "logits": target_logits(b, last, w, spec, checkpoint, dtype)}
     for binding in names.outputs:
         b.output(binding, made[binding.name])
-    w.skip(*_FEATURES)
+    w.skip(*_FEATURES, *(tensors_of(spec) if isinstance(spec, DSparkSpec) else ()))
     w.finish()
     model = b.model((*how.functions(layer, dtype), *scaled_functions(w)))
     for change in how.passes:

@@ -12,18 +12,21 @@ from tandemrt.engines import contract
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.manifest import EngineName
-from tandemrt.engines.recipe import DFlashDraft, HeadDraft, MtpDraft, PEagleDraft, Recipe
+from tandemrt.engines.recipe import DFlashDraft, DSparkDraft, HeadDraft, MtpDraft, PEagleDraft, Recipe
 from tandemrt.export.model.dflash import LOWERINGS, build_context, build_dflash
 from tandemrt.export.model.draft_vocabulary import EMBEDDING, LM_HEAD
 from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
 from tandemrt.export.model.graph import Graph
 from tandemrt.export.model.lowerings import Lowering, fitting
+from tandemrt.export.model.markov import build_markov
 from tandemrt.export.model.mtp import build_mtp, build_state_norm
 from tandemrt.export.quantize.whole import whole
 from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.dspark import DSparkSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.heads import misfit, require_tensors_fit
 from tandemrt.export.read.mtp import MtpSpec, Narrow
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Quantization
@@ -80,10 +83,11 @@ class DraftHead:
             most, what = head.reach, "the head's sliding window, which tools count in different ways"
         if length > most:
             raise BadRecipe(f"limits.length must not exceed {what}, {most}; got {length}; lower limits.length")
-        if isinstance(head, DFlashSpec) and section.window >= head.block:
-            rule = f"draft.window must be below the head's block_size, {head.block}"
+        if isinstance(head, DFlashSpec) and section.window > head.longest_window:
+            rule = f"draft.window must not exceed what a block of {head.block} foresees, {head.longest_window} tokens"
             raise BadRecipe(f"{rule}; got {section.window}; lower draft.window")
         found = cls("draft", checkpoint, own, head, dtype, _borrowed(own, head, target, spec), narrow)
+        require_tensors_fit(own, head)
         found.require_quantization()
         return found
 
@@ -140,10 +144,14 @@ class DraftHead:
         how = {**sizes, "attention": lowering}
         if isinstance(spec, DFlashSpec):
             context = spec.context(**sizes, cache=recipe.cache)
-            return [
+            found = [
                 Graph("draft", "draft/model.onnx", dtype, bindings, partial(build_dflash, spec, checkpoint, **how)),
                 Graph("context", "draft/context.onnx", dtype, context, partial(build_context, spec, checkpoint, **how)),
             ]
+            if isinstance(spec, DSparkSpec):
+                markov = partial(build_markov, spec, checkpoint, dtype=dtype)
+                found.append(Graph("markov", "draft/markov.onnx", dtype, spec.markov(dtype=dtype), markov))
+            return found
         fused = contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=dtype)
         if isinstance(spec, MtpSpec):
             draft, fuse = partial(build_mtp, spec, checkpoint, **how), partial(build_state_norm, spec, checkpoint)
@@ -160,7 +168,7 @@ class DraftHead:
         lowering = fitting(attention, self.spec.layer)
         if isinstance(self.spec, DFlashSpec) and lowering not in LOWERINGS:
             raise BadRecipe(
-                "draft.kind 'dflash' needs backend.name 'onnxruntime-cpu', with heads of a multiple of 16 values, or "
+                "a block draft needs backend.name 'onnxruntime-cpu', with heads of a multiple of 16 values, or "
                 f"'onnxruntime-cuda' with a paged cache; got heads of {self.spec.head_dim} over cache "
                 f"{'paged' if attention == 'paged' else 'linear'!r}; choose another backend or draft"
             )
@@ -171,6 +179,8 @@ def _read(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> tupl
     ignored = section.ignore_config_fields
     if isinstance(section, MtpDraft):
         return MtpSpec.from_checkpoint(checkpoint, target, ignored=ignored)
+    if isinstance(section, DSparkDraft):
+        return DSparkSpec.from_hf(checkpoint.config, target, ignored=ignored), checkpoint, {}
     if isinstance(section, DFlashDraft):
         return DFlashSpec.from_hf(checkpoint.config, target, ignored=ignored), checkpoint, {}
     parallel = isinstance(section, PEagleDraft)
@@ -183,6 +193,8 @@ def _borrowed(checkpoint: Checkpoint, head: Spec, target: Checkpoint, spec: Mode
     if isinstance(head, MtpSpec | DFlashSpec) and head.draft_vocab == head.vocab:
         wanted[LM_HEAD_WEIGHT] = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
     wanted = {name: source for name, source in wanted.items() if name not in checkpoint.tensors}
+    if EMBEDDING in wanted and head.layer.hidden != spec.hidden:
+        raise misfit("hidden_size", f"the target's, {spec.hidden}, whose embedding it reads", head.layer.hidden)
     plain = {
         EMBEDDING: spec.scales.embedding == 1.0,
         LM_HEAD_WEIGHT: spec.scales.logits == 1.0 and not spec.scales.logits_softcap,

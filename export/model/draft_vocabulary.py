@@ -13,13 +13,20 @@ EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head"
 
 
 def target_logits(
-    b: GraphBuilder, x: ir.Value, w: Weights, spec: HeadSpec, checkpoint: Checkpoint, dtype: str
+    b: GraphBuilder,
+    x: ir.Value,
+    w: Weights,
+    spec: HeadSpec,
+    checkpoint: Checkpoint,
+    dtype: str,
+    product: str = LM_HEAD,
 ) -> ir.Value:
-    """[batch, rows, hidden] to [batch, rows, vocab], as wide as the target's: -inf for a token that is not known.
+    """[batch, rows, …] to [batch, rows, vocab] by ``product``, as wide as the target's: -inf for a token that is not
+    known.
 
     Raises BadCheckpoint for maps of the vocabulary that do not hold together.
     """
-    logits, ids = Linear.stored(LM_HEAD, spec.draft_vocab)(b, x, w), target_ids(checkpoint, spec)
+    logits, ids = Linear.stored(product, spec.draft_vocab)(b, x, w), target_ids(checkpoint, spec)
     w.skip("d2t", "t2d")
     if ids is None:
         return logits

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from tandemrt.engines.manifest import Engine, EngineName, SharedWeight
 from tandemrt.export.model.draft_heads import DraftHead
-from tandemrt.export.model.graphs import Model, Models
+from tandemrt.export.model.models import Model, Models
 from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.tensors import named
 

@@ -31,6 +31,7 @@ _LARGEST = np.float32(448)  # of float8_e4m3fn
 # The weights that are quantized: products of layers, and what a draft scores its own tokens by.
 _OF_MODEL = re.compile(r"model\.layers\..*_proj\.weight")
 _OF_HEAD = re.compile(r"(layers|midlayer)\..*_proj\.weight|lm_head\.weight")
+_WHOLE_OF_HEAD = re.compile(r"(fc|markov_head\.(markov_w2|gate_proj|joint_proj)|confidence_head\.proj)\.weight")
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")  # weights, and lists of them
 
 
@@ -56,7 +57,7 @@ def publish(
     """Quantize the products of the layers of the checkpoint in ``folder``; embeddings, norms and head stay whole.
 
     Of a draft that reads its target's states (it has ``fc``) its own head is quantized too, a third of its time, and
-    ``fc``, which runs once a round, stays whole.
+    ``fc``, which runs once a round, stays whole, as does what DSpark has beside its layers.
 
     *fp8*: float8_e4m3fn with a scale per output, inputs rounded per token while the model runs; needs no data. *int4*:
     integers with a scale for every ``group`` inputs, each found by search. ``progress`` hears how many of how many
@@ -98,8 +99,9 @@ def publish(
         if len(checkpoint.files) > 1:
             index = {"metadata": {"total_size": after}, "weight_map": maker.shards}
             (place / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-        whole = ["lm_head"] if "lm_head.weight" not in products else []
-        said = quantization_config(scheme, group, whole=[*(["fc"] if of_head else []), *whole])
+        whole = sorted(name for name in checkpoint.tensors if of_head and _WHOLE_OF_HEAD.fullmatch(name))
+        whole += ["lm_head.weight"] if "lm_head.weight" not in products else []
+        said = quantization_config(scheme, group, whole=[name.removesuffix(".weight") for name in whole])
         config = {**checkpoint.config, "quantization_config": said}
         (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     before = sum(shard.stat().st_size for shard in checkpoint.files)

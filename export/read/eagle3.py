@@ -1,7 +1,7 @@
 """What an EAGLE-3 or P-EAGLE checkpoint says: config.json as ``speculators`` writes it, or flat.
 
-The flat form is that of SafeAILab, SpecForge and ModelOpt. Fields of one name mean different things in the two; what
-could mean either is refused.
+The flat form is that of SafeAILab, SpecForge and ModelOpt. Fields of one name mean different things in the two: layers
+of the target are named by their inputs in the one, by their outputs in the other. What could mean either is refused.
 """
 
 from collections.abc import Collection, Mapping
@@ -116,7 +116,9 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str]) -> Eagle3
     modelopt = Fields(fields.get("eagle_config", {}), "config.json, eagle_config")
     for name, values in _MODELOPT.items():
         modelopt.only(name, *values)
-    features = _features(modelopt, "eagle_aux_hidden_state_layer_ids", target)
+    # ModelOpt trains on what these layers give, as does SpecForge through SGLang; vLLM feeds what they are given. All
+    # of them join features in the order of the layers; ModelOpt writes its list in the order of a set.
+    features = tuple(sorted(_features(modelopt, "eagle_aux_hidden_state_layer_ids", target, behind=1)))
     modelopt.finish()
     return Eagle3Spec(
         layer=layer,
@@ -131,9 +133,9 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str]) -> Eagle3
     )
 
 
-def _features(fields: Fields, name: str, target: ModelSpec) -> tuple[int, ...]:
-    """The target's layers whose inputs the head reads; the published default where the config names none."""
-    found = read_features(fields, name, target)
+def _features(fields: Fields, name: str, target: ModelSpec, *, behind: int = 0) -> tuple[int, ...]:
+    """See read_features; the published default where the config names none."""
+    found = read_features(fields, name, target, behind=behind)
     if found is not None:
         return found
     ids = (2, target.layers // 2, target.layers - 3)

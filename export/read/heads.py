@@ -73,6 +73,18 @@ class HeadSpec:
             raise misfit("draft_vocab_size", f"at most the target's vocab_size, {target.vocab}", self.draft_vocab)
 
 
+def require_tensors_fit(checkpoint: Checkpoint, spec: HeadSpec) -> None:
+    """Raise BadCheckpoint, before anything is built, if tensors say that the head was made for another target."""
+    fusing, expected = checkpoint.tensors.get("fc.weight"), (spec.layer.hidden, spec.feature_width)
+    if fusing is not None and fusing.shape != expected:
+        raise BadCheckpoint(
+            f"{checkpoint.folder}: tensor 'fc.weight' should be {list(expected)}, for {len(spec.features)} layers of a "
+            f"target whose hidden_size is {spec.target_hidden}, it is {list(fusing.shape)}; choose a head that was "
+            "trained for this target"
+        )
+    target_ids(checkpoint, spec)
+
+
 def target_ids(checkpoint: Checkpoint, spec: HeadSpec) -> npt.NDArray[np.int64] | None:
     """The target's id of every token that the head knows, from ``d2t``; None if it knows all of them.
 

@@ -27,7 +27,9 @@ _OTHERS = (
     (
         ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth"),
         "weights as PyTorch pickles",
-        "convert it: transformers' from_pretrained(folder), then save_pretrained(), which writes safetensors",
+        "convert it: transformers' from_pretrained(folder), then save_pretrained(), which writes safetensors; a draft "
+        "head, which transformers would take for another model: safetensors.torch.save_file(torch.load(file, "
+        "weights_only=True), 'model.safetensors')",
     ),
 )
 

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from tandemrt.engines.dtypes import KERNEL_SUFFIX
-from tandemrt.plugins.kernels.attention_plan import KEYS, Sizes, Workspace
+from tandemrt.plugins.kernels.attention_plan import KEYS, Sizes
 from tandemrt.plugins.kernels.attention_prompts import Prompts, prompt_calls
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
 from tandemrt.plugins.kernels.attention_windows import Windows, window_launches
+from tandemrt.plugins.kernels.attention_workspace import Workspace
 from tandemrt.plugins.kernels.module import Launch, current_stream
 from tandemrt.plugins.launch import Call, Context, Tensors
 from tandemrt.plugins.operators import HEAD_DIMS

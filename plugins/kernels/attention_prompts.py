@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels import cudnn_attention
-from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Widened, Workspace
+from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
+from tandemrt.plugins.kernels.attention_workspace import Widened, Workspace
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
 from tandemrt.plugins.launch import Call, Context
 

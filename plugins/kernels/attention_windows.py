@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes, Workspace
+from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
+from tandemrt.plugins.kernels.attention_workspace import Workspace
 from tandemrt.plugins.kernels.module import HOPPER, Launch, suffix
 from tandemrt.plugins.launch import Context
 

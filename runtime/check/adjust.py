@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 from tandemrt.engines.calls import drafted
+from tandemrt.engines.contract import logits_width
 from tandemrt.engines.manifest import Limits
 from tandemrt.plugins.reference import adjust_logits
 from tandemrt.runtime.backends.base import Engine
@@ -18,7 +19,7 @@ _ELEMENTS = 4_000_000  # logits in one case
 def check_adjust(name: str, engine: Engine, limits: Limits) -> Finding:
     """Check ``engine`` with and without drafts."""
     windows = drafted(limits.window)
-    vocab, wrong, total = int(engine.contract["logits"].shape[2]), 0, 0
+    vocab, wrong, total = logits_width(engine.contract), 0, 0
     batch = max(1, min(limits.batch, 24, _ELEMENTS // (vocab * (limits.window + 1))))
     for seed in range(_CASES):
         window = windows[seed % len(windows)]

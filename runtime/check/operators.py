@@ -8,6 +8,7 @@ import torch
 
 from tandemrt.engines.binding import Binding
 from tandemrt.engines.calls import drafted
+from tandemrt.engines.contract import logits_width
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.check.adjust import check_adjust
@@ -40,7 +41,7 @@ def check_operators(engines: Mapping[str, Engine], limits: Limits) -> Iterator[F
 def _check(
     name: str, engine: Engine, limits: Limits, window: int, definition: Definition, *, filters: bool = True
 ) -> Finding:
-    vocab, dtype = int(engine.contract["logits"].shape[2]), engine.contract["logits"].dtype
+    vocab, dtype = logits_width(engine.contract), engine.contract["logits"].dtype
     inputs, outputs = ([binding.name for binding in b] for b in (engine.contract.inputs, engine.contract.outputs))
     affordable = max(1, _ELEMENTS // (vocab * (window + 1)))
     batch = min(limits.batch, 24, affordable)

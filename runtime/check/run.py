@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.dtypes import FLOAT8
 from tandemrt.engines.errors import TandemError
 from tandemrt.engines.manifest import EngineName
@@ -68,7 +69,9 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
 
     # What a block gives depends on the whole of it, and its context on features: there is no text to be led along.
     led = [
-        name for name in bundle.manifest.engines if bundle.draft.kind != "dflash" or name not in ("draft", "context")
+        name
+        for name in bundle.manifest.engines
+        if not DRAFTS[bundle.draft.kind].block or name not in ("draft", "context", "markov")
     ]
     if len(led) < len(bundle.manifest.engines):
         why = "a block draft is compared in the texts alone"

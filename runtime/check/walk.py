@@ -12,7 +12,7 @@ from random import Random
 import torch
 
 from tandemrt.engines.calls import decoder_uses
-from tandemrt.engines.contract import BLOCK_SIZE, Contract
+from tandemrt.engines.contract import BLOCK_SIZE, Contract, logits_width
 from tandemrt.engines.manifest import Limits
 from tandemrt.runtime.backends.base import Engine, prompt_rows
 from tandemrt.runtime.caches.kv_cache import BlockTable, Cache, PagedCache, is_paged, windows
@@ -162,7 +162,7 @@ class Decoder:
 
     def _run(self, given: Mapping[str, torch.Tensor], cache: Mapping[str, torch.Tensor]) -> torch.Tensor:
         contract, device = self._engine.contract, self._engine.device
-        shape = (*given["score_rows"].shape, int(contract["logits"].shape[2]))
+        shape = (*given["score_rows"].shape, logits_width(contract))
         logits = torch.full(shape, float("nan"), dtype=getattr(torch, contract["logits"].dtype), device=device)
         on_device = {name: tensor.to(device) for name, tensor in given.items()}
         self._engine.bind({**cache, **on_device, **with_states(contract, on_device), "logits": logits}).run()

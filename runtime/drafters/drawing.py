@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import cache, cached_property
 from types import MappingProxyType
 
+from tandemrt.engines.contract import logits_width
 from tandemrt.plugins.operators import Rule
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call
@@ -14,7 +15,6 @@ from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.round import Round
-from tandemrt.runtime.round.tandem import logits_width
 
 
 class DrawingDrafter(Unmoved):
@@ -87,10 +87,13 @@ class DrawingDrafter(Unmoved):
         score_rows: torch.Tensor,
         write_index: torch.Tensor,
         others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        *,
+        logits: Buffer | None = None,
     ) -> Call:
         """The draft's call of windows ``tokens`` [batch, query], flat in one with prompts, in the form of its cache.
 
         ``score_rows`` [batch, rows] are counted from what ``_starts`` says; ``others`` are its other bindings.
+        ``logits``: where they go that are not drawn from as they are.
         """
         batch, rows = score_rows.shape
         return self._engines["draft"].bind(
@@ -98,7 +101,7 @@ class DrawingDrafter(Unmoved):
                 "token_ids": tokens if self._runs is None else tokens.reshape(-1),
                 "score_rows": score_rows,
                 "write_index": write_index,
-                "logits": self._logits.view(batch, rows, self._vocab),
+                "logits": (logits or self._logits).view(batch, rows, self._vocab),
                 **self._cache.rows(0, batch),
                 **others,
             }

@@ -16,8 +16,8 @@ from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.planner import Chunk
+from tandemrt.runtime.round.prompt_calls import MOST_PACKED, prefill_call, prompts_call
 from tandemrt.runtime.round.round import Round
-from tandemrt.runtime.round.tandem import MOST_PACKED, prefill_call, prompts_call
 
 
 class ParallelDrafter(AtOnceDrafter):

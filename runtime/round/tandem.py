@@ -1,23 +1,21 @@
 """The target and verification engines around one cache: prefill a prompt, score a window, verify it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
-from types import MappingProxyType
 
 from tandemrt.engines.calls import NO_PROMPTS, Packed
-from tandemrt.engines.contract import Contract
+from tandemrt.engines.contract import logits_width
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine, prompt_rows
+from tandemrt.runtime.backends.base import AdvancingEngine, Call, Engine
 from tandemrt.runtime.caches.kv_cache import Cache, windows
 from tandemrt.runtime.round.buffers import Buffer, RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
+from tandemrt.runtime.round.prompt_calls import MOST_PACKED, prefill_call, prompts_call
 from tandemrt.runtime.round.round import Round
 from tandemrt.runtime.round.runs import PromptRuns
 from tandemrt.runtime.round.state import SlotState
-
-MOST_PACKED = 128  # calls with prompts that are kept bound per engine; those that were not used lately are bound again
 
 
 class Tandem:
@@ -205,61 +203,3 @@ class _AdvancingCall:
     def run(self) -> None:
         self.verify.run()
         self.state.advance(self.tokens, self.count)
-
-
-def prefill_call(
-    engine: Engine,
-    kv: Cache,
-    slot: int,
-    tokens: torch.Tensor,
-    length: torch.Tensor,
-    logits: Buffer,
-    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
-) -> Call:
-    """Bind a call over a linear cache: ``tokens`` [slots, tokens] of prompts go behind ``length`` [slots] others.
-
-    Its logits, if any, are not read, so they go where those of a round go. ``others`` are bindings that only some
-    engines have.
-    """
-    slots, rows = len(tokens), prompt_rows(engine)
-    return engine.bind(
-        {
-            "token_ids": tokens,
-            "write_index": length,
-            "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=engine.device),
-            "logits": logits.view(slots, rows, logits_width(engine.contract)),
-            **others,
-            **kv.rows(slot, slots),
-        }
-    )
-
-
-def prompts_call(
-    engine: Engine,
-    kv: Cache,
-    runs: PromptRuns,
-    prompts: Packed,
-    logits: Buffer,
-    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
-) -> Call:
-    """Bind a packed call of prompts alone: its one window has no tokens. Its logits are not read, either.
-
-    ``others`` are bindings that only some engines have.
-    """
-    nothing = torch.zeros(1, 1, dtype=torch.int64, device=engine.device)
-    return engine.bind(
-        {
-            "token_ids": runs.token_ids(0, prompts),
-            "write_index": nothing[0],
-            "score_rows": nothing,
-            "logits": logits.view(1, 1, logits_width(engine.contract)),
-            **others,
-            **kv.rows(0, 1),
-            **runs.bindings(prompts),
-        }
-    )
-
-
-def logits_width(contract: Contract) -> int:
-    """The vocabulary as the model's logits see it."""
-    return int(contract["logits"].shape[2])

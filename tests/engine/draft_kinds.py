@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests import dflash, eagle3, mtp
+from tests import dflash, dspark, eagle3, mtp
 from tests.dflash import BlockHead
+from tests.dspark import DSparkHead
 from tests.eagle3 import Head
 from tests.makers import VOCAB, tiny_checkpoint
 from tests.mtp import MtpLayer
@@ -36,6 +37,9 @@ DFLASH = BlockHead(
     head_dim=32,
     features=(2, 1),
     sliding=(False, True),
+)
+DSPARK = DSparkHead(
+    vocab=VOCAB, hidden=HIDDEN, draft_vocab=2, block=5, mask_token=MASK, head_dim=32, features=(2, 1), markov="rnn"
 )
 
 
@@ -68,6 +72,11 @@ class Target:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Its embedding and its head."""
+        return self.model.model.embed_tokens.weight, self.model.lm_head.weight
 
     def features(self, tokens: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
         """[tokens, …]: the inputs of ``layers``."""
@@ -124,8 +133,8 @@ class MtpDrafts:
 
     @torch.no_grad()
     def drafts(self, text: Sequence[int], window: int) -> list[int]:
-        model, tokens = self._target.model, torch.tensor(text)
-        head = mtp.Definition(MTP, self._weights, model.model.embed_tokens.weight, model.lm_head.weight)
+        tokens = torch.tensor(text)
+        head = mtp.Definition(MTP, self._weights, *self._target.tables)
         found: list[int] = []
         logits, state = (each[-1:] for each in head(tokens[1:], self._target.features(tokens, [LAYERS])[:-1]))
         while len(found) < window:
@@ -142,14 +151,25 @@ class DFlashDrafts:
 
     @torch.no_grad()
     def drafts(self, text: Sequence[int], window: int) -> list[int]:
-        model = self._target.model
-        tables = model.model.embed_tokens.weight, model.lm_head.weight
-        head = dflash.Definition(DFLASH, self._weights, *tables)
+        head = dflash.Definition(DFLASH, self._weights, *self._target.tables)
         if len(text) > 1:
             head.context(self._target.features(torch.tensor(text[:-1]), DFLASH.features))
-        logits = head.draft(text[-1])[1 : window + 1]
-        found: list[int] = self._ids[logits.argmax(-1)].tolist()
+        found: list[int] = self._ids[head.draft(text[-1], window).argmax(-1)].tolist()
         return found
+
+
+class DSparkDrafts:
+    def __init__(self, folder: Path, target: Target) -> None:
+        DSPARK.save(folder)
+        self._target, self._weights = target, DSPARK.weights()
+        self._ids = self._weights["d2t"] + torch.arange(DSPARK.draft_vocab)
+
+    @torch.no_grad()
+    def drafts(self, text: Sequence[int], window: int) -> list[int]:
+        head = dspark.Definition(DSPARK, self._weights, *self._target.tables)
+        if len(text) > 1:
+            head.context(self._target.features(torch.tensor(text[:-1]), DSPARK.features))
+        return head.chain(text[-1], window, lambda logits: int(self._ids[logits.argmax()]))[1]
 
 
 class PardDrafts:
@@ -191,4 +211,5 @@ KINDS = {
     "mtp": Kind(MtpDrafts, window=3, known=two_likely, with_target=True),
     "pard": Kind(PardDrafts, window=5, late=False, least=0),
     "dflash": Kind(DFlashDrafts, window=5, known=two_known, least=0),
+    "dspark": Kind(DSparkDrafts, window=5, known=two_known, least=0),
 }

@@ -91,7 +91,7 @@ def test_prompts_are_measured_alone_with_known_beginnings_beside_others_and_long
     assert not any(name.startswith("batch") for name in figures)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "pard", "dflash", "mtp"])
+@pytest.mark.parametrize("kind", ["eagle3", "pard", "dspark", "mtp"])
 def test_another_draft_is_accepted_as_often_as_was_asked(bench, kind):
     sizes = ["--batches", "1", "--constrained", "0", "--length", "256", "--tokens", "12"]
     code, out, figures = bench("--draft", kind, "--acceptance", "2", *sizes)

@@ -25,7 +25,8 @@ from tandemrt.export.build import BuildReport, build
 from tandemrt.export.compile import onnxruntime as compiler
 from tandemrt.export.compile.backends import compile_graph
 from tandemrt.export.model.builder import save_model
-from tandemrt.export.model.graphs import graphs, open_models
+from tandemrt.export.model.graphs import graphs
+from tandemrt.export.model.opening import open_models
 from tandemrt.export.provenance import source_state
 from tandemrt.plugins.kernels.nvrtc import compile_program
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe

@@ -5,15 +5,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
-from tandemrt.engines.recipe import Recipe, locate
+from tandemrt.engines.recipe import MtpDraft, PEagleDraft, Recipe, locate
 from tandemrt.export.build import build
-from tools.demo import held_out
+from tools.demo import held_out, train_draft
 from tools.demo.models import CHECKPOINTS
+from tools.drafts.kinds import Kind
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -161,6 +163,24 @@ def test_the_demos_trained_drafts_draft_and_change_no_text(tmp_path: Path, llm: 
     steps = sum(output.speculation.num_spec_steps for output in outputs)
     accepted = sum(output.speculation.num_accepted_draft_tokens for output in outputs)
     assert 1 + accepted / steps > floor, "docs/drafts.md says more"
+
+
+@pytest.mark.parametrize("kind", [Kind.MTP, Kind.PEAGLE])
+def test_what_the_training_command_writes_drafts_by_its_recipe_and_changes_no_text(
+    tmp_path: Path, llm: LLM, kind: Kind
+) -> None:
+    few: dict[str, Any] = {"texts": 1, "longest": 4, "together": 1, "steps": 1, "batch": 1}
+    train_draft.main(kind, device="cpu", out=tmp_path / "draft", **few)
+    recipe = Recipe.load(ROOT / f"tools/demo/{kind}.toml")
+    assert isinstance(recipe.draft, MtpDraft | PEagleDraft)
+    drafting = recipe.draft.model_copy(update={"checkpoint": tmp_path / "draft"})
+    folder = build(recipe.model_copy(update={"draft": drafting}), tmp_path / "bundle").folder
+    prompts = [example.prompt_messages() for example in EXAMPLES[:3]]
+    params = [SamplingParams(temperature=seed / 2, seed=seed, max_tokens=12) for seed in range(3)]
+    with LLM(folder, threads=1) as drafted:
+        outputs = drafted.generate(prompts, params)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in llm.generate(prompts, params)]
+    assert sum(output.speculation.num_draft_tokens for output in outputs) > 0
 
 
 def test_a_bundle_for_rtx_is_refused_at_opening_with_what_to_do(tmp_path: Path) -> None:

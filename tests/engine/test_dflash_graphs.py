@@ -27,6 +27,7 @@ PLAIN = BlockHead(vocab=VOCAB, hidden=32, draft_vocab=37, block=8, mask_token=60
 HEADS = {
     "plain": PLAIN,
     "as z-lab writes it, the whole vocabulary": replace(PLAIN, flat=True, draft_vocab=VOCAB),
+    "sampled from the anchor": replace(PLAIN, sample_from_anchor=True),
     "five layers of which some are causal, a longer block": replace(
         PLAIN, layers=5, block=16, sliding=(True, False, True, True, False)
     ),
@@ -36,16 +37,17 @@ HEADS = {
 class Exported:
     """The graphs of a draft on onnxruntime, for one text."""
 
-    def __init__(self, folder: Path, attention: Lowering) -> None:
+    def __init__(self, folder: Path, attention: Lowering, read: type[DFlashSpec] = DFlashSpec) -> None:
         checkpoint = Checkpoint.open(folder)
-        spec = DFlashSpec.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET))
+        spec = read.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET))
         self.paged = attention == "paged"
         sizes = {"dtype": "float32", "capacity": CAPACITY, "cache": "paged" if self.paged else "linear"}
         how = {"dtype": "float32", "capacity": CAPACITY, "attention": attention}
         draft, context = spec.contract(**sizes), spec.context(**sizes)
-        self._draft = self._open(folder / "draft", build_dflash(spec, checkpoint, **how), draft)
-        self._context = self._open(folder / "context", build_context(spec, checkpoint, **how), context)
-        self.block, self.mask_token, width = spec.block, spec.mask_token, table_width(CAPACITY)
+        self.spec, self.checkpoint = spec, checkpoint
+        self._draft = self.open(folder / "draft", build_dflash(spec, checkpoint, **how), draft, steps=self.paged)
+        self._context = self.open(folder / "context", build_context(spec, checkpoint, **how), context, steps=self.paged)
+        width = table_width(CAPACITY)
         table = torch.arange(1, width + 1, dtype=torch.int32)[None]
         self._others = {"block_table": table} | no_prompts(table) if self.paged else {}
         self._others |= {
@@ -54,11 +56,11 @@ class Exported:
             if b.name.startswith("past_")
         }
 
-    def _open(self, folder: Path, graph: object, contract: Contract) -> Engine:
+    def open(self, folder: Path, graph: object, contract: Contract, *, steps: bool) -> Engine:
         folder.mkdir()
         for weights in folder.parent.glob("*.safetensors"):
             (folder / weights.name).write_bytes(weights.read_bytes())
-        if self.paged:
+        if steps:
             return open_steps(graph, contract, folder)  # type: ignore[arg-type]
         save_model(graph, folder / "model.onnx")  # type: ignore[arg-type]
         return OnnxRuntimeEngine.open(folder / "model.onnx", contract, threads=1)
@@ -67,13 +69,19 @@ class Exported:
         given = features if self.paged else features[None]
         self._context.bind({"features": given, "write_index": torch.tensor([begin]), **self._others}).run()
 
-    def draft(self, newest: int, begin: int, window: int) -> torch.Tensor:
-        """Logits [window, vocab]."""
-        ids = torch.tensor([newest, *[self.mask_token] * (self.block - 1)])
-        logits = torch.empty(1, window, VOCAB)
-        given = {"token_ids": ids if self.paged else ids[None], "score_rows": torch.arange(1, window + 1)[None]}
-        self._draft.bind({**given, "write_index": torch.tensor([begin]), "logits": logits, **self._others}).run()
-        return logits[0]
+    def draft(self, newest: int, begin: int, window: int) -> dict[str, torch.Tensor]:
+        """What the block gives of the tokens that are behind ``newest``: logits [window, vocab], and row_states."""
+        ids = torch.tensor([newest, *[self.spec.mask_token] * (self.spec.block - 1)])
+        first = 0 if self.spec.sample_from_anchor else 1
+        found = {
+            b.name: torch.empty(b.resolve({"batch": 1, "rows": window}))
+            for b in self._draft.contract.outputs
+            if not b.name.startswith("present_")
+        }
+        rows = torch.arange(first, first + window)[None]
+        given = {"token_ids": ids if self.paged else ids[None], "score_rows": rows}
+        self._draft.bind({**given, "write_index": torch.tensor([begin]), **found, **self._others}).run()
+        return {name: value[0] for name, value in found.items()}
 
 
 @pytest.mark.parametrize("attention", ["grouped", "paged"])
@@ -93,6 +101,6 @@ def test_blocks_behind_a_context_are_those_of_the_definition(tmp_path: Path, nam
         exported.context(features[begin : begin + accepted + 3], begin)
         defined.context(features[begin : begin + accepted])
         begin += accepted
-        found, expected = exported.draft(begin, begin, 5), defined.draft(begin)[1:6]
+        found, expected = exported.draft(begin, begin, 5)["logits"], defined.draft(begin, 5)
         torch.testing.assert_close(found[:, ids], expected, atol=1e-4, rtol=1e-4)
         assert found[:, unknown].isneginf().all()

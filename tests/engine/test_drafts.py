@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams
@@ -14,15 +14,17 @@ from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.export.model.opening import open_models
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
-from tests.engine.draft_kinds import KINDS, MASK, SIZES, Drafts, Target, pard
+from tests.eagle3 import Head
+from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, Target, pard
 from tests.engine.test_invisible import REQUESTS, told
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 
 CACHES = {"linear": 'name = "onnxruntime-cpu"', "paged": PAGED}
-SCALE = 0.01  # of the draft's temperature
+DRAWN = "greedy_below = 0.1\ntemperature_scale = 0.5"  # as a recipe says
 SHARED = [(7 * i) % 256 for i in range(150)]  # two full blocks and a bit
 
 
@@ -40,7 +42,7 @@ class Built:
 
     @property
     def requests(self) -> list[tuple[str, dict[str, Any]]]:
-        among = {**self.among, "ignore_eos": True, "draft_temperature_scale": 1.0}
+        among = {**self.among, "ignore_eos": True}
         return [
             *REQUESTS[1:9:3],
             ("among two", {"temperature": 0.0, "max_tokens": 30, **among}),
@@ -68,7 +70,7 @@ class Built:
 
 
 def recipe_of(kind: str, folder: Path, target: Path, draft: Path, form: str = "linear") -> Recipe:
-    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}\ntemperature_scale = {SCALE}'
+    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}\n{DRAWN}'
     path = folder / f"{kind}-{form}.toml"
     written = write_recipe(path, target=target, drafting=drafting, backend=CACHES[form], length=256)
     return Recipe.load(written)
@@ -133,20 +135,15 @@ class Watched:
 
     def hold(self, prompt: Sequence[int], text: Sequence[int]) -> int:
         """Every round that drafted did so as the definition; returns how many there were. Forgets them."""
-        compared = list(self.compared(prompt, text))
-        for known, drafts, defined in compared:
-            assert drafts == defined, f"behind {known} tokens"
-        return len(compared)
-
-    def compared(self, prompt: Sequence[int], text: Sequence[int]) -> Iterator[tuple[int, list[int], list[int]]]:
-        """How many tokens stood in front of each round that drafted, its drafts, and the likeliest ones."""
-        kind, known, whole = self._built.kind, len(prompt), [*prompt, *text]
+        kind, known, whole, held = self._built.kind, len(prompt), [*prompt, *text], 0
         least = known if self._paged and kind.late else kind.least
-        rounds, self.rounds = self.rounds, []
-        for drafts, count in rounds:
+        for drafts, count in self.rounds:
             if drafts and least < known < len(whole):
-                yield known, drafts, self._built.drafts.drafts(whole[:known], len(drafts))
+                assert drafts == self._built.drafts.drafts(whole[:known], len(drafts)), f"behind {known} tokens"
+                held += 1
             known += count
+        self.rounds = []
+        return held
 
 
 @pytest.mark.parametrize("form", CACHES)
@@ -210,17 +207,28 @@ def test_drafts_change_no_token(built: Built) -> None:
     assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 5
 
 
-def test_drafts_are_drawn_at_the_temperature_that_the_recipe_scales(built: Built) -> None:
-    """By so little that a draw is nearly always the likeliest token, unless a request wants another scale."""
-    prompt = [8, *SHARED[:50]]
+def test_a_draft_has_a_temperature_as_recipe_and_request_say(built: Built) -> None:
+    """Greedy just below the temperature that the recipe names; above it scaled; a request may say otherwise."""
+    drawn: list[float] = []
+    cases: list[tuple[float, dict[str, float], float]] = [
+        (0.09, {}, 0),
+        (0.11, {}, 0.055),
+        (0.09, {"draft_greedy_below": 0.0}, 0.045),
+        (0.11, {"draft_temperature_scale": 2.0}, 0.22),
+    ]
+    llm = built.llm("linear")
+    with pytest.MonkeyPatch.context() as patched:
+        verified = llm.loop.drafter.verified
 
-    def likeliest(**own: float) -> float:
-        with Watched(built, "linear") as watched:
-            output = watched.llm.generate(prompt, SamplingParams(temperature=1.0, seed=1, max_tokens=8, **own))
-            compared = list(watched.compared(prompt, output.token_ids))
-        return np.mean([a == b for _, drafts, defined in compared for a, b in zip(drafts, defined, strict=True)])
+        def watched(this: Round) -> None:
+            drawn.append(round(llm.loop.tandem.state.drafting(1)["temperature"].item(), 6))
+            verified(this)
 
-    assert likeliest() > 0.8 > likeliest(draft_temperature_scale=10.0)
+        patched.setattr(llm.loop.drafter, "verified", watched)
+        for temperature, more, expected in cases:
+            llm.generate([5, 6, 7], built.asked(temperature=temperature, seed=1, max_tokens=2, **more))
+            assert set(drawn) == {expected}
+            drawn.clear()
 
 
 def test_who_gives_memory_back_goes_on_with_the_same_text(built: Built) -> None:
@@ -253,4 +261,24 @@ def test_checkpoints_that_are_no_pard_drafts_are_refused(
 ) -> None:
     with pytest.raises(BadCheckpoint) as caught:
         build(recipe_of("pard", tmp_path, folder / "target", pard(tmp_path / "draft", token, **config)), tmp_path / "x")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (replace(EAGLE3, hidden=64), "hidden_size should be the target's, 32, whose embedding it reads, it is 64"),
+        (
+            replace(EAGLE3, hidden=64, own_embedding=True),
+            "tensor 'fc.weight' should be [64, 64], for 2 layers of a target whose hidden_size is 32, it is [64, 128]; "
+            "choose a head that was trained for this target",
+        ),
+        (replace(EAGLE3, vocab=640), "vocab_size should be the target's, 320, it is 640; choose a head"),
+    ],
+)
+def test_a_head_of_another_target_is_refused_before_anything_is_built(
+    folder: Path, tmp_path: Path, head: Head, message: str
+) -> None:
+    with pytest.raises(BadCheckpoint) as caught:
+        open_models(recipe_of("eagle3", tmp_path, folder / "target", head.save(tmp_path / "draft")))
     assert message in str(caught.value)

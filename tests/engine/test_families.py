@@ -16,8 +16,8 @@ from transformers import (
 
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Recipe
-from tandemrt.export.model.graphs import open_models
 from tandemrt.export.model.lowerings import Lowering
+from tandemrt.export.model.opening import open_models
 from tandemrt.export.model.support import unsupported
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import Checkpoint

@@ -17,7 +17,7 @@ from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.capacity import fitting
-from tandemrt.export.model.graphs import open_models
+from tandemrt.export.model.opening import open_models
 from tandemrt.runtime.check.baseline import open_whole_cache
 from tandemrt.runtime.check.run import check_engines
 from tests.engine import narrow

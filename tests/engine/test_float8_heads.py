@@ -18,14 +18,16 @@ from tandemrt.engines.errors import BadCheckpoint, BadRequest
 from tandemrt.engines.recipe import Eagle3Draft
 from tandemrt.export.build import build
 from tandemrt.export.model.draft_heads import DraftHead
+from tandemrt.export.model.markov import build_markov
 from tandemrt.export.quantize.publish import publish
 from tandemrt.export.quantize.stored import read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.dspark import DSparkSpec
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 from tests.eagle3 import Definition, Head
 from tests.engine.decoding import edit_config
-from tests.engine.draft_kinds import DFLASH, EAGLE3, PEAGLE, SIZES
+from tests.engine.draft_kinds import DFLASH, DSPARK, EAGLE3, PEAGLE, SIZES
 from tests.engine.test_drafts import answers, recipe_of
 from tests.engine.test_eagle3_graphs import PLAIN, TARGET, VOCAB, Exported
 from tests.engine.test_float8_cache import SCHEME
@@ -68,6 +70,17 @@ def test_layers_and_the_heads_own_products_are_in_float8_and_what_fuses_is_not(t
     }
     assert "fc.weight" in whole
     assert json.loads((folder / "config.json").read_text())["quantization_config"]["ignore"] == ["fc"]
+
+
+def test_what_dspark_has_beside_its_layers_is_not_in_float8(tmp_path: Path) -> None:
+    folder = narrow(replace(DSPARK, draft_vocab=16), tmp_path)  # type: ignore[arg-type]
+    checkpoint = Checkpoint.open(folder)
+    kept = {name for name in checkpoint.tensors if name.startswith(("markov_head.", "confidence_head."))}
+    assert {checkpoint.tensors[name].dtype for name in kept} == {"float32"}
+    ignored = json.loads((folder / "config.json").read_text())["quantization_config"]["ignore"]
+    assert ignored == ["confidence_head.proj", "fc", "markov_head.joint_proj", "markov_head.markov_w2"]
+    target = ModelSpec.from_hf({**TARGET, "vocab_size": DSPARK.vocab})
+    build_markov(DSparkSpec.from_hf(checkpoint.config, target), checkpoint, dtype="float32")
 
 
 def test_four_bits_are_refused_for_a_head(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import BuildReport, build
-from tandemrt.export.model.graphs import open_models
+from tandemrt.export.model.opening import open_models
 from tandemrt.export.quantize.blocks import Blocks, Form
 from tandemrt.plugins.kernels.int4_product import launch
 from tandemrt.plugins.launch import Context

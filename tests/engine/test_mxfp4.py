@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
 
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.engines.recipe import Recipe
-from tandemrt.export.model.graphs import open_models
+from tandemrt.export.model.opening import open_models
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.stored import read_blocks
 from tandemrt.export.read.checkpoint import Checkpoint

@@ -14,7 +14,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tandemrt.export.model.graphs import open_models
+from tandemrt.export.model.opening import open_models
 from tandemrt.export.quantize.stored import read_blocks, read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization

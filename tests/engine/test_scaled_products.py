@@ -19,7 +19,7 @@ from tandemrt.engines.errors import BadCheckpoint, BadRecipe
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.compile.kernels import kernels_for
-from tandemrt.export.model.graphs import open_models
+from tandemrt.export.model.opening import open_models
 from tandemrt.export.passes.cut import cut
 from tandemrt.plugins.reference.float8 import FLOAT8 as NUMBERS
 from tandemrt.plugins.reference.float8 import quantize_tokens, scaled_product

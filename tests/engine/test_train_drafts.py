@@ -1,54 +1,40 @@
 """What drafts are trained on is what drafting computes."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from safetensors.torch import load_file
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
 
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.heads import target_ids
+from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
-from tests import dflash, eagle3
+from tests import dflash, eagle3, mtp
+from tests.engine.training import model, shaken
+from tests.mtp import MtpLayer
+from tools.drafts.chains import Rows
 from tools.drafts.dflash import DFlash
 from tools.drafts.eagle3 import Eagle3
 from tools.drafts.fit import fit
+from tools.drafts.kinds import Kind, Sizes, untrained
+from tools.drafts.mtp import Mtp
 from tools.drafts.pard import Pard
-from tools.drafts.texts import Batch, Text, batches, kept, most_frequent, origin, write
+from tools.drafts.peagle import PEagle
+from tools.drafts.texts import Batch, Text, batches, write
 
 FEATURES, DRAFTED, MASK = (1, 3, 5), torch.arange(0, 64, 2), 63
 EAGLE3 = eagle3.Head(vocab=64, hidden=32, target_layers=6, draft_vocab=32, features=FEATURES, own_embedding=False)
+PEAGLE = replace(EAGLE3, mask_token=MASK, layers=2)
+MTP = MtpLayer(hidden=32, target_layers=6)
 DFLASH = dflash.BlockHead(vocab=64, hidden=32, draft_vocab=32, block=5, mask_token=MASK, heads=2, kv_heads=1)
-
-
-def model(layers: int, seed: int) -> Any:
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-    )
-    torch.manual_seed(seed)
-    return shaken(Qwen3ForCausalLM(config).eval())
-
-
-@torch.no_grad()
-def shaken(module: Any) -> Any:
-    """Weights that hide no mistake, and that float16 keeps."""
-    for parameter in module.parameters():
-        parameter.add_(0.2 * torch.randn_like(parameter)).copy_(parameter.half())
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +47,12 @@ def batch() -> Batch:
     ids = torch.randint(63, (2, 14), generator=torch.Generator().manual_seed(4))
     ids[1, 12:] = -1
     return Batch(ids, torch.tensor([3, 5]))
+
+
+@pytest.fixture(scope="module")
+def texts(target: Any) -> list[Text]:
+    torch.manual_seed(0)
+    return write(target, [[1 + at] * 3 for at in range(4)], ends=62, longest=9, together=2)
 
 
 def read(target: Any, text: torch.Tensor) -> torch.Tensor:
@@ -105,7 +97,7 @@ def test_a_block_of_dflash_sees_what_a_drafted_block_sees(tmp_path: Path, target
             defined = dflash.Definition(DFLASH, weights, target.model.embed_tokens.weight, target.lm_head.weight)
             if place:
                 defined.context(features[row, :place])
-            logits = defined.draft(int(batch.ids[row, place]))[1:]
+            logits = defined.draft(int(batch.ids[row, place]), window=4)
             torch.testing.assert_close(found[row, at], logits, atol=1e-4, rtol=1e-3)
 
 
@@ -116,22 +108,97 @@ def test_a_mask_of_pard_sees_the_text_up_to_its_place_and_the_masks_in_front_of_
     draft = model(layers=2, seed=5)
     learner = Pard(target, draft, Tokenizer(), mask=MASK, window=4, kept=0.8)
     shaken(draft)
-    chains = learner.chains(batch)
-    logits = draft.lm_head(learner.states(batch.ids.clamp(min=0), chains))
+    rows = learner.rows(batch)
+    logits = draft.lm_head(learner.states(batch.ids.clamp(min=0), rows))
     learner.save(tmp_path)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert saved.config.pard_token == MASK
-    seen = set()
-    for row, column in (chains.anchors >= 0).nonzero().tolist():
-        anchor, depth = int(chains.anchors[row, column]), int(chains.depths[row, column])
+    for row, column, anchor, depth in masks(rows):
         text = torch.cat([batch.ids[row, : anchor + 1], torch.tensor([MASK] * depth)])
-        torch.testing.assert_close(logits[row, 14 + column], saved(text[None]).logits[0, -1], atol=1e-4, rtol=1e-3)
-        assert anchor >= batch.begins[row] - 1, "a mask in a prompt"
-        assert anchor + depth + 1 < (batch.ids[row] >= 0).sum(), "a mask that foresees padding"
-        assert depth == 1 or (row, anchor, depth - 1) in seen, "a mask without one in front of it"
-        seen.add((row, anchor, depth))
-    assert {depth for _, _, depth in seen} == {1, 2, 3}
+        torch.testing.assert_close(logits[row, column], saved(text[None]).logits[0, -1], atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(logits[0, :14], saved(batch.ids[:1]).logits[0], atol=1e-4, rtol=1e-3)
+
+
+def masks(rows: Rows) -> list[tuple[int, int, int, int]]:
+    """Row, column, anchor and depth of every mask behind texts, of which there are up to three in a chain."""
+    found = ((rows.depths > 0) & (rows.anchors >= 0)).nonzero()
+    anchors, depths = (each[tuple(found.T)] for each in rows)
+    assert set(depths.tolist()) == {1, 2, 3}
+    return torch.cat([found, anchors[:, None], depths[:, None]], 1).tolist()
+
+
+@torch.no_grad()
+def test_a_mask_of_peagle_sees_the_pairs_up_to_its_place_and_the_masks_in_front_of_it(
+    tmp_path: Path, target: Any, batch: Batch
+) -> None:
+    head = shaken(PEagle(target, DRAFTED, features=FEATURES, width=48, mask=MASK, window=4, kept=0.8))
+    features = torch.stack([read(target, row) for row in batch.ids])
+    pairs = head.pairs(batch)
+    rows = head.rows(pairs)
+    logits = head.lm_head(head.states(pairs.ids.clamp(min=0), features[:, :-1], rows))
+    head.save(tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    spec = Eagle3Spec.from_hf(checkpoint.config, ModelSpec.from_hf(target.config.to_dict()), parallel=True)
+    assert (spec.mask_token, spec.layer.layers, spec.features) == (MASK, 2, FEATURES)
+    weights = {name: each.float() for name, each in load_file(tmp_path / "model.safetensors").items()}
+    for row, column, anchor, depth in masks(rows):
+        defined = eagle3.Definition(PEAGLE, weights, target.model.embed_tokens.weight)
+        tokens, states = defined.masks(depth)
+        fused = torch.cat([defined.fuse(features[row, : anchor + 1]), states])
+        drafted, _ = defined(torch.cat([pairs.ids[row, : anchor + 1], tokens]), fused)
+        torch.testing.assert_close(logits[row, column], drafted[-1], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(logits[row, anchor], drafted[anchor], atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_each_step_of_mtp_sees_what_a_drafted_token_sees(tmp_path: Path, target: Any, batch: Batch) -> None:
+    head = shaken(Mtp(target))
+    ids = batch.ids.clamp(min=0)
+    features = torch.stack([target.model(row[None]).last_hidden_state[0] for row in ids])
+    found = head(ids, features, 3)
+    head.save(tmp_path)
+    spec, *_ = MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), ModelSpec.from_hf(target.config.to_dict()))
+    assert (spec.features, spec.embedding_first, spec.published) == ((6,), True, 1)
+    weights = {name: each.float() for name, each in load_file(tmp_path / "model.safetensors").items()}
+    for row, place in ((0, 3), (1, 8)):
+        defined = mtp.Definition(MTP, weights, target.model.embed_tokens.weight, target.lm_head.weight, eps=1e-5)
+        logits, state = defined(ids[row, 1 : place + 2], features[row, : place + 1])
+        for step, seen in enumerate(found):
+            torch.testing.assert_close(seen[row, place], logits[-1], atol=1e-4, rtol=1e-3)
+            logits, state = defined(ids[row, place + 2 + step, None], state[-1:])
+
+
+@torch.no_grad()
+def test_mtp_begins_as_the_targets_last_layer(target: Any, batch: Batch) -> None:
+    ids = batch.ids.clamp(min=0)
+    normed = target.model(ids).last_hidden_state
+    places = torch.arange(normed.shape[1] - 1)[None]
+    once_more = target.model.layers[-1](
+        functional.rms_norm(normed[:, :-1], normed.shape[-1:], eps=1e-5),
+        position_embeddings=target.model.rotary_emb(normed, places),
+    )
+    torch.testing.assert_close(Mtp(target)(ids, normed, 1)[0], target.lm_head(target.model.norm(once_more)))
+
+
+def test_what_a_row_should_foresee_is_what_the_target_says_behind_its_tokens(target: Any, batch: Batch) -> None:
+    best, every = target(batch.ids.clamp(min=0)).logits.argmax(-1), torch.arange(64)
+
+    def sure(tokens: torch.Tensor) -> torch.Tensor:
+        return (100.0 * functional.one_hot(tokens, 64)).requires_grad_()
+
+    def behind(rows: Rows, first: int) -> torch.Tensor:
+        return sure(best.gather(1, (rows.places + first).clamp(max=13)))
+
+    fed_back: list[Any] = [Eagle3(target, every, features=FEATURES, width=48), Mtp(target)]
+    for head in fed_back:  # a pair of the first step has the text up to its second token
+        head.forward = lambda *given: [sure(best[:, 1 + step :]) for step in range(given[-1])]
+    pard: Any = Pard(target, model(layers=2, seed=5), Tokenizer(), mask=MASK, window=4)
+    pard.states = lambda *given: behind(given[-1], 0)
+    peagle: Any = PEagle(target, every, features=FEATURES, width=48, mask=MASK, window=4)
+    peagle.states = lambda *given: behind(given[-1], 1)
+    pard.draft.lm_head = peagle.lm_head = torch.nn.Identity()
+    for draft in (*fed_back, pard, peagle):
+        assert [float(each) for each in draft.losses(batch)[1]] == [1.0] * 4
 
 
 class Tokenizer:
@@ -140,61 +207,14 @@ class Tokenizer:
     def save_pretrained(self, folder: Path) -> None: ...
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "pard", "dflash"])
-def test_a_draft_learns_what_its_target_writes(tmp_path: Path, target: Any, kind: str) -> None:
+@pytest.mark.parametrize("kind", Kind)
+def test_a_draft_learns_what_its_target_writes(tmp_path: Path, target: Any, texts: list[Text], kind: Kind) -> None:
     torch.manual_seed(0)
-    texts = write(target, [[1 + at] * 3 for at in range(4)], ends=62, longest=9, together=2)
-    draft: Any
-    match kind:
-        case "eagle3":
-            draft = Eagle3(target, DRAFTED, features=FEATURES, width=48)
-        case "dflash":
-            draft = DFlash(target, DRAFTED, features=FEATURES, heads=2, width=48, mask=MASK, block=5)
-        case _:
-            draft = Pard(target, model(layers=2, seed=5), Tokenizer(), mask=MASK, window=4)
+    smaller = partial(model, layers=2, seed=5)
+    sizes = Sizes(features=FEATURES, mask=MASK, width=48, heads=2, smaller=smaller)
+    draft = untrained(kind, target, Tokenizer(), sizes, DRAFTED, seed=0)
     given = next(batches(texts, 4, 0, "cpu"))
     before = draft.losses(given)[0].item()
     fit(draft, batches(texts, 4, 0, "cpu"), 12, 5e-3, tmp_path / "draft")
     assert draft.losses(given)[0].item() < 0.7 * before
     assert (tmp_path / "draft" / "model.safetensors").exists()
-
-
-def test_texts_are_prompts_with_the_targets_answers_and_are_kept(tmp_path: Path, target: Any) -> None:
-    prompts = [[5, 6, 7, 8], [9], [1, 2]]
-    texts = write(target, prompts, ends=62, longest=6, together=2)
-    for text, prompt in zip(texts, sorted(prompts, key=len), strict=True):
-        assert text.ids[: text.begin].tolist() == prompt
-        assert 1 <= len(text.ids) - text.begin <= 6
-    greedy = target.generate(torch.tensor([[9]]), max_new_tokens=6, do_sample=False, eos_token_id=62, pad_token_id=62)
-    assert texts[0].ids.tolist() == greedy[0].tolist()
-    path, made_of = tmp_path / "texts", origin(target, prompts, seed=0, longest=6)
-    for written in (lambda: texts, list):
-        again = kept(path, made_of, written)
-        assert [(text.ids.tolist(), text.begin) for text in again] == [(t.ids.tolist(), t.begin) for t in texts]
-
-
-def test_kept_texts_are_those_of_no_other_target_prompts_seed_or_length(tmp_path: Path, target: Any) -> None:
-    prompts = [[5, 6], [9]]
-    path = tmp_path / "texts"
-    texts = [Text(torch.tensor([5, 6, 7]), 2)]
-    kept(path, origin(target, prompts, seed=0, longest=6), lambda: texts)
-    others = {
-        "target": origin(model(layers=6, seed=8), prompts, seed=0, longest=6),
-        "prompts": origin(target, [[5, 6], [8]], seed=0, longest=6),
-        "count": origin(target, [[5, 6]], seed=0, longest=6),
-        "seed": origin(target, prompts, seed=1, longest=6),
-        "longest": origin(target, prompts, seed=0, longest=7),
-    }
-    for name, made_of in others.items():
-        with pytest.raises(ValueError, match=f"must be those that would be written now, with {name} "):
-            kept(path, made_of, lambda: texts)
-    save_file({"ids": texts[0].ids}, path)
-    with pytest.raises(ValueError, match="got texts with None"):
-        kept(path, origin(target, prompts, seed=0, longest=6), lambda: texts)
-
-
-def test_the_drafted_tokens_are_the_most_frequent_ones_of_answers() -> None:
-    texts = [Text(torch.tensor([0, 0, 0, 5, 3, 3]), 3), Text(torch.tensor([0, 5, 5, 7]), 1)]
-    drafted, share = most_frequent(texts, 2, 8)
-    assert drafted.tolist() == [3, 5]
-    assert share == pytest.approx(5 / 6)

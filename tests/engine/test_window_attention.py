@@ -20,7 +20,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Rotary
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins import functions
 from tandemrt.plugins.kernels.attention import AttentionLauncher
-from tandemrt.plugins.kernels.attention_plan import KEYS, MAX_SPLITS, Plan, Workspace
+from tandemrt.plugins.kernels.attention_plan import KEYS, MAX_SPLITS, Plan
+from tandemrt.plugins.kernels.attention_workspace import Workspace
 from tandemrt.plugins.launch import Context
 from tandemrt.plugins.operators import DOMAIN
 from tandemrt.plugins.reference import window_attention

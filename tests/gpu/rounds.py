@@ -9,9 +9,11 @@ from typing import Any
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.runtime.metrics import Metrics
 from tests.gpu.here import compute_capabilities
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import eventually
+from tools.gpu.ties import first_difference
 
 Requests = Sequence[tuple[Any, dict[str, Any]]]
 
@@ -87,29 +89,27 @@ def told(outputs: Sequence[RequestOutput]) -> list[tuple[list[int], str, str, st
     return [(output.token_ids, output.reasoning, output.text, output.finish_reason) for output in outputs]
 
 
-def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """The first index at which two token lists differ; None if they are equal."""
-    if list(left) == list(right):
-        return None
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))
+def answered(bundle: Path, requests: Requests, **options: Any) -> tuple[list[RequestOutput], Metrics]:
+    """What ``bundle``, opened with ``options``, answers to ``requests``, and what it counted meanwhile."""
+    with LLM(bundle, device="cuda", **options) as llm:
+        return drive(llm, requests), llm.metrics
 
 
-def by_graphs_and_eagerly(bundle: Path) -> list[list[tuple[list[int], str, str, str]]]:
-    """What ``bundle`` answers MIXED with CUDA graphs, and without."""
-    found = []
-    for cuda_graphs in (True, False):
-        with LLM(bundle, device="cuda", cuda_graphs=cuda_graphs) as llm:
-            found.append(told(drive(llm, MIXED)))
-    return found
+def by_graphs_and_eagerly(bundle: Path, requests: Requests = MIXED) -> list[list[tuple[list[int], str, str, str]]]:
+    """What ``bundle`` answers with CUDA graphs, and without."""
+    (by_graphs, _), (eagerly, metrics) = (answered(bundle, requests, cuda_graphs=on) for on in (True, False))
+    assert set(metrics.eager_runs) == {"off"}
+    return [told(by_graphs), told(eagerly)]
 
 
-def where_windows_part(bundle: Path) -> list[int | None]:
-    """Where the texts of EVEN with four drafted tokens part from those of plain decoding; printed, too."""
-    found = []
-    for window in (0, 4):
-        with LLM(bundle, device="cuda", window=window) as llm:
-            found.append(drive(llm, EVEN))
-    parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(*found, strict=True)]
-    print(f"texts part at {parted}")
-    return parted
+def where_windows_part(bundle: Path, requests: Requests = EVEN, window: int = 4) -> list[int | None]:
+    """Where texts with ``window`` drafted tokens part from those of plain decoding; printed, too."""
+    plain, _ = answered(bundle, requests, window=0)
+    return where_texts_part(answered(bundle, requests, window=window)[0], plain)
+
+
+def where_texts_part(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> list[int | None]:
+    """The token at which each text parts from the expected one, None where it does not; printed, too."""
+    places = [first_difference(a.token_ids, b.token_ids) for a, b in zip(found, expected, strict=True)]
+    print(f"texts part at {places}")
+    return places

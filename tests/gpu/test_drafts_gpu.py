@@ -15,7 +15,7 @@ from tandemrt.export.build import build
 from tandemrt.export.quantize.publish import publish
 from tests.engine.draft_kinds import EAGLE3, KINDS, SIZES, Target
 from tests.gpu.here import needs_float8
-from tests.gpu.rounds import MIXED, SCHEMA, drive, first_difference, paged, told
+from tests.gpu.rounds import MIXED, SCHEMA, drive, paged, told, where_texts_part
 from tests.makers import tiny_checkpoint, write_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -64,8 +64,7 @@ def test_drafts_are_graphs_and_change_no_text(made: tuple[Path, dict[str, Any]])
         again, eagerly = drive(graphs, requests), drive(eager, requests)
         metrics = graphs.metrics
         print(f"captured {metrics.graphs_captured}, eager {metrics.eager_runs}, accepted {metrics.accepted}")
-        parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(expected, found, strict=True)]
-        print(f"first differences from plain decoding {parted}")
+        parted = where_texts_part(found, expected)
         assert set(metrics.eager_runs) == {"prompts"}
         assert sum(metrics.accepted) > 10
         assert told(again) == told(found)
@@ -86,8 +85,7 @@ def test_masked_drafts_change_no_text(made: tuple[Path, dict[str, Any]]) -> None
         expected, found = drive(plain, requests), drive(masked, requests)
         metrics = masked.metrics
         print(f"eager {metrics.eager_runs}, accepted {metrics.accepted}, cut {metrics.cut_drafts}")
-        parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(expected, found, strict=True)]
-        print(f"first differences from plain decoding {parted}")
+        parted = where_texts_part(found, expected)
         assert metrics.eager_runs["masks"] > 0
         assert sum(metrics.accepted) > 0  # a head of two tokens knows little of the grammar
         assert metrics.cut_drafts < metrics.drafted / 10

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tandemrt import LLM, SamplingParams
-from tests.gpu.rounds import first_difference, paged, tiny
+from tests.gpu.rounds import paged, tiny, where_texts_part
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -32,8 +32,7 @@ def test_of_several_outputs_one_computes_the_prompt(llm: LLM) -> None:
     several = llm.generate(PROMPT, SamplingParams(n=3, seed=5, cache_salt="a", **asked)).outputs
     alone = [llm.generate(PROMPT, SamplingParams(seed=5 + at, window=0, **asked)) for at in range(3)]
     assert [output.num_cached_tokens for output in several] == [0, 64, 64]
-    parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(several, alone, strict=True)]
-    print(f"texts part at {parted} of 30")  # at ties, where they part at all
+    where_texts_part(several, alone)  # at ties, where they part at all
     assert [output.seed for output in several] == [5, 6, 7]
 
 

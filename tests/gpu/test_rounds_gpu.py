@@ -13,7 +13,7 @@ from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.round.graphs import Graphs
-from tests.gpu.rounds import EVEN, MIXED, drive, first_difference, paged, tiny, told
+from tests.gpu.rounds import EVEN, MIXED, answered, by_graphs_and_eagerly, drive, paged, tiny, told, where_texts_part
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -55,21 +55,13 @@ def test_a_shape_that_first_occurs_beside_slots_that_others_left_is_a_graph(bund
 
 @pytest.mark.parametrize("requests", [MIXED, EVEN], ids=["mixed", "even"])
 def test_replayed_graphs_write_what_eager_runs_write(bundle: Path, requests: Any) -> None:
-    found = []
-    for cuda_graphs in (True, False):
-        with LLM(bundle, cuda_graphs=cuda_graphs) as llm:
-            found.append(told(drive(llm, requests)))
-            if not cuda_graphs:
-                assert set(llm.metrics.eager_runs) == {"off"}
-    assert found[0] == found[1]
+    by_graphs, eagerly = by_graphs_and_eagerly(bundle, requests)
+    assert by_graphs == eagerly
 
 
 def test_overlap_changes_no_token(bundle: Path) -> None:
-    found = []
-    for overlap in (True, False):
-        with LLM(bundle, overlap=overlap) as llm:
-            found.append(told(drive(llm, EVEN)))
-    assert found[0] == found[1]
+    (overlapped, _), (in_lockstep, _) = (answered(bundle, EVEN, overlap=overlap) for overlap in (True, False))
+    assert told(overlapped) == told(in_lockstep)
 
 
 def test_a_second_run_with_warm_graphs_repeats_the_first(bundle: Path) -> None:
@@ -129,14 +121,9 @@ def test_requests_wait_for_memory_and_are_all_served(bundle: Path) -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 4])
 def test_windows_are_compared_with_plain_decoding(bundle: Path, window: int) -> None:
     """A window and a single token may round differently, so texts of noise can part: reported, and few."""
-    found = []
-    for size in (0, window):
-        with LLM(bundle, window=size) as llm:
-            found.append(drive(llm, MIXED))
-            assert set(llm.metrics.eager_runs) == {"prompts"}
-    parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(*found, strict=True)]
-    print(f"window {window}: first differences from plain decoding {parted}")
-    assert sum(at is None for at in parted) >= len(MIXED) // 2
+    (plain, counted), (found, metrics) = (answered(bundle, MIXED, window=size) for size in (0, window))
+    assert {*counted.eager_runs, *metrics.eager_runs} == {"prompts"}
+    assert sum(at is None for at in where_texts_part(found, plain)) >= len(MIXED) // 2
 
 
 def test_the_rejection_rule_repeats_itself_and_leaves_greedy_requests_as_they_are(bundle: Path) -> None:
@@ -181,8 +168,7 @@ def test_demo_answers_are_compared_with_the_cpus(demo: Path, demo_bundle: Path) 
     with LLM(demo_bundle, device="cpu", threads=4, window=0) as cpu:
         expected = drive(cpu, requests)
         parted = []
-        for mine, theirs in zip(found, expected, strict=True):
-            at = first_difference(mine.token_ids, theirs.token_ids)
+        for at, mine, theirs in zip(where_texts_part(found, expected), found, expected, strict=True):
             if at is not None:
                 logits = cpu_logits(cpu, theirs.prompt_token_ids + theirs.token_ids[:at])
                 gap = float(logits[theirs.token_ids[at]] - logits[mine.token_ids[at]])

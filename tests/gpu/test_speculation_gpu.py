@@ -13,14 +13,16 @@ import torch
 from tandemrt import LLM, RequestOutput
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
-from tests.engine.test_eagle3 import AMONG, HEAD
+from tests.engine.draft_kinds import EAGLE3 as HEAD
 from tests.engine.test_forced_drafts import WORDY
-from tests.gpu.rounds import MIXED, Requests, drive, first_difference, paged, told
+from tests.gpu.rounds import MIXED, Requests, answered, drive, paged, told, where_texts_part, where_windows_part
 from tests.makers import VOCAB, tiny_checkpoint, write_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
-# Where a head that knows two tokens is asked among these, every second draft is accepted.
+# Where the target chooses among the two tokens that a head knows, every second draft is accepted.
+KNOWN = (HEAD.weights()["d2t"] + torch.arange(HEAD.draft_vocab)).tolist()
+AMONG = {"logit_bias": dict.fromkeys(KNOWN, 30.0), "ignore_eos": True}
 HEADED: Requests = [
     ("among two", {"temperature": 0.0, "max_tokens": 30, **AMONG}),
     ("of them " * 12, {"temperature": 0.8, "seed": 3, "max_tokens": 40, **AMONG}),
@@ -81,8 +83,8 @@ def plain(models: Path) -> Iterator[list[RequestOutput]]:
 
 def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
     parted = {
-        str(ALL[index]): (first_difference(mine.token_ids, theirs.token_ids), len(theirs.token_ids))
-        for index, (mine, theirs) in enumerate(zip(found, expected, strict=True))
+        str(ALL[index]): (at, len(theirs.token_ids))
+        for index, (at, mine, theirs) in enumerate(zip(where_texts_part(found, expected), found, expected, strict=True))
         if told([mine]) != told([theirs])
     }
     assert not parted
@@ -98,29 +100,22 @@ def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> No
 def test_texts_and_logprobs_are_those_of_plain_decoding_on_the_cpu(
     bundle: Path, plain: list[RequestOutput], options: str
 ) -> None:
-    with LLM(bundle, **OPTIONS[options]) as llm:
-        found, metrics = drive(llm, ALL), llm.metrics
-        print(f"accepted {metrics.accepted} of {metrics.steps}, forced {metrics.forced_drafts}, {metrics.eager_runs}")
-        assert_same(found, plain)
-        if "linear" not in bundle.name:
-            assert set(metrics.eager_runs) == {"prompts"}
-        if "alone" not in bundle.name:
-            assert sum(metrics.accepted) > 0
-        if OPTIONS[options].get("forced_drafts"):
-            assert metrics.forced_drafts > 0
+    found, metrics = answered(bundle, ALL, **OPTIONS[options])
+    print(f"accepted {metrics.accepted} of {metrics.steps}, forced {metrics.forced_drafts}, {metrics.eager_runs}")
+    assert_same(found, plain)
+    if "linear" not in bundle.name:
+        assert set(metrics.eager_runs) == {"prompts"}
+    if "alone" not in bundle.name:
+        assert sum(metrics.accepted) > 0
+    if OPTIONS[options].get("forced_drafts"):
+        assert metrics.forced_drafts > 0
 
 
 def test_without_drafts_texts_and_logprobs_are_the_cpus(bundle: Path, plain: list[RequestOutput]) -> None:
-    with LLM(bundle, window=0) as llm:
-        assert_same(drive(llm, ALL), plain)
+    assert_same(answered(bundle, ALL, window=0)[0], plain)
 
 
 def test_a_head_in_bfloat16_parts_from_plain_decoding_at_ties_alone(models: Path) -> None:
     """Prompts attend through cuDNN there. A window and a single token round differently: reported, and few."""
-    folder, found = built(models, EAGLE3, "bfloat16"), []
-    for window in (0, 4):
-        with LLM(folder, window=window) as llm:
-            found.append(drive(llm, ALL))
-    parted = [first_difference(a.token_ids, b.token_ids) for a, b in zip(*found, strict=True)]
-    print(f"first differences from plain decoding {parted}")
+    parted = where_windows_part(built(models, EAGLE3, "bfloat16"), ALL)
     assert sum(at is None for at in parted) >= len(ALL) // 2

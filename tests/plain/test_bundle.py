@@ -414,18 +414,18 @@ def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> 
         (("limits", "capacity"), 36, r"capacity must be at least length \+ window \+ 1 = 37; got 36"),
         (
             ("draft", "kind"),
-            "dspark",
-            "draft.kind: must be 'model', 'eagle3', 'peagle', 'mtp', 'pard', 'dflash', 'ngram' or 'none'; got 'dspark'",
+            "medusa",
+            "draft.kind: must be 'model', 'eagle3', 'peagle', 'mtp', 'pard', 'dflash', 'dspark', 'ngram' or 'none'",
         ),
         (
             ("draft", "kind"),
             "pard",
-            "draft: mask_token must be set for kinds peagle, pard, dflash, and no other; got None",
+            "draft: mask_token must be set for kinds peagle, pard, dflash, dspark, and no other; got None",
         ),
         (
             ("draft", "mask_token"),
             3,
-            "draft: mask_token must be set for kinds peagle, pard, dflash, and no other; got 3",
+            "draft: mask_token must be set for kinds peagle, pard, dflash, dspark, and no other; got 3",
         ),
         (
             ("draft", "kind"),

@@ -29,6 +29,11 @@ def test_both_forms_of_config_say_the_same() -> None:
     assert read(HEAD.config()).features == (2, 4, 5)
 
 
+def test_a_block_that_is_sampled_from_its_anchor_foresees_one_token_more() -> None:
+    assert read(HEAD.config()).longest_window == 7
+    assert read(HEAD.config() | {"sample_from_anchor": True}).longest_window == 8
+
+
 def test_layers_that_slide_are_causal_unless_the_config_says_otherwise() -> None:
     slides = replace(HEAD, sliding=(True, False)).config()
     assert (read(slides).causal, read(slides).reach) == ((True, False), 64)
@@ -48,7 +53,7 @@ def test_layers_that_slide_are_causal_unless_the_config_says_otherwise() -> None
         ({"block_size": 1}, {}, "block_size should be 2 to 17, it is 1"),
         ({"mask_token_id": 50}, {}, "mask_token_id should be an id below vocab_size, 50, it is 50"),
         ({"mask_token_id": None}, {}, "mask_token_id should be an id, it is None"),
-        ({"sample_from_anchor": True}, {}, "sample_from_anchor is True, which the exporter does not implement"),
+        ({"sample_from_anchor": 1}, {}, "sample_from_anchor should be true or false, it is 1"),
         ({"speculators_model_type": "dspark"}, {}, "speculators_model_type is 'dspark', which the exporter does not"),
         ({"markov_rank": 256}, {}, "the field(s) 'markov_rank'"),
     ],

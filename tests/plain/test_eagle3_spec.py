@@ -38,9 +38,21 @@ def read(config: dict[str, Any], *, layer: dict[str, Any] | None = None, **optio
 
 
 def test_both_forms_of_config_say_the_same() -> None:
+    """The one names layers of the target by their inputs, the other by their outputs."""
     flat = replace(HEAD, flat=True)
+    assert flat.config()["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
     assert read(flat.config()) == read(HEAD.config())
     assert read(HEAD.config()).features == (2, 4, 5)
+
+
+@pytest.mark.parametrize("named", [[17, 1, 33], [1, 17, 33]])
+def test_a_flat_config_names_outputs_in_any_order(named: list[int]) -> None:
+    """That of gpt-oss-120b as SpecForge publishes it; its default, which names none, is 1, N/2 - 1 and N - 4."""
+    target = replace(TARGET, layers=36, sliding_layers=(False,) * 36)
+    config = replace(HEAD, flat=True).config() | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": named}}
+    assert Eagle3Spec.from_hf(config, target).features == (2, 18, 34)
+    default = Eagle3Spec.from_hf(config | {"eagle_config": {}}, target)
+    assert default.features == tuple(layer + 1 for layer in (1, 36 // 2 - 1, 36 - 4))
 
 
 def test_what_speculators_and_modelopt_write_beside_it_is_known() -> None:
@@ -55,7 +67,7 @@ def test_what_speculators_and_modelopt_write_beside_it_is_known() -> None:
         "transformers_version": "5.19.0",
     }
     assert read(HEAD.config() | package) == read(HEAD.config())
-    modelopt = {"use_aux_hidden_state": True, "use_last_layernorm": True, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
+    modelopt = {"use_aux_hidden_state": True, "use_last_layernorm": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
     assert read(replace(HEAD, flat=True).config() | {"eagle_config": modelopt}) == read(HEAD.config())
 
 
@@ -101,6 +113,10 @@ def test_configs_that_do_not_fit_are_refused(changes: Any, layer: Any, message: 
         ({"norm_output": True}, "norm_output is True: in SpecForge it says that a norm stands in front of lm_head"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True, which the exporter does not"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2], "depth": 3}}, "the field(s) 'depth'"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7]}},
+            "different layers of the target by their outputs, -1..6 (tools disagree on 7, what the last one gives)",
+        ),
         ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "for an EAGLE-3 head, it is"),
         ({"mask_token_id": 3}, "the field(s) 'mask_token_id'"),
     ],

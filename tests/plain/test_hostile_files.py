@@ -15,7 +15,7 @@ from tandemrt.engines.manifest import DIGEST, Manifest, _digest
 from tandemrt.engines.recipe import Recipe, locate
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.build import build
-from tandemrt.export.model.graphs import open_models
+from tandemrt.export.model.opening import open_models
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.plain.test_bundle import write_bundle
 

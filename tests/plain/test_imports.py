@@ -1,6 +1,8 @@
-"""Imports point one way (docs/design.md, section 1)."""
+"""Imports point one way (docs/design.md, section 1), and to what is there."""
 
 import ast
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,40 @@ def test_the_package_is_the_four_folders_under_one_name() -> None:
         link = ROOT / "src" / "tandemrt" / folder
         assert link.is_symlink()
         assert link.resolve() == ROOT / folder
+
+
+@pytest.mark.parametrize("folder", ["gpu", "real", "serve", "tensorrt", "vocabularies"])
+def test_what_tests_of_other_environments_import_of_the_project_is_there(folder: str) -> None:
+    """Most test runs do not import them, and would not see a name that has moved."""
+    files = [ROOT / "tests" / "conftest.py", *(ROOT / "tests" / folder).rglob("*.py")]
+    asked = {(file, module, name) for file in files for module, name in _asked_of_the_project(file)}
+    assert asked
+    missing = [f"{f.relative_to(ROOT)}: {m}.{n}" for f, m, n in asked if n not in _names(m) and not _names(f"{m}.{n}")]
+    assert not missing
+
+
+def _asked_of_the_project(file: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("tandemrt", "tests", "tools"):
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+@cache
+def _names(module: str) -> frozenset[str]:
+    """What a module of the project holds at its top; nothing if there is none."""
+    path = ROOT / "src" / Path(*module.split(".")) if module.startswith("tandemrt") else ROOT / Path(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.is_file():
+        return frozenset({"__path__"} if path.is_dir() else ())
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+    return frozenset(names)
 
 
 def _imported(file: Path) -> set[str]:

@@ -9,7 +9,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["config.json", "pytorch_model.bin"], r"PyTorch pickles \(pytorch_model.bin\); convert it.*save_pretrained"),
+        (["config.json", "pytorch_model.bin"], r"PyTorch pickles \(pytorch_model.bin\); convert it.*save_file"),
         (["config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"], "PyTorch pickles"),
         (["model-Q4_K_M.gguf"], r"GGUF.*\(model-Q4_K_M.gguf\).*gguf_file"),
         (["config.json", "model.gguf"], "GGUF"),

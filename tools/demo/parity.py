@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
 from tools.demo.corpus import held_out
+from tools.gpu.ties import first_difference
 
 console = Console()
 
@@ -48,8 +49,8 @@ def main(
                 f"{seconds:.2f}",
             )
             for i, (a, b) in enumerate(pairs):
-                if a.token_ids != b.token_ids:
-                    console.print(f"sentence {i}: first difference at token {_first_difference(a, b)}")
+                if (at := first_difference(a.token_ids, b.token_ids)) is not None:
+                    console.print(f"sentence {i}: first difference at token {at}")
     console.print(table)
     raise typer.Exit(1 if different else 0)
 
@@ -69,11 +70,6 @@ def _generate(
         start = time.perf_counter()
         outputs = llm.generate(prompts, params)
         return outputs, llm, time.perf_counter() - start
-
-
-def _first_difference(a: RequestOutput, b: RequestOutput) -> int:
-    pairs = zip(a.token_ids, b.token_ids, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a.token_ids), len(b.token_ids)))
 
 
 if __name__ == "__main__":

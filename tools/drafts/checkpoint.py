@@ -40,11 +40,20 @@ def save(
     written = {
         **said,
         "draft_vocab_size": len(vocabulary),
-        "dtype": "float16",
         "tie_word_embeddings": False,
         "transformer_layer_config": layer_config,
     }
+    write(folder, tensors, written, maps)
+
+
+def write(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    config: Mapping[str, Any],
+    maps: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Write a folder of ``tensors``, in float16, and ``maps``, as they are, with a config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: each.detach().half().cpu().contiguous() for name, each in tensors.items()}
-    save_file(weights | maps, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+    save_file(weights | dict(maps or {}), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float16"}, indent=2) + "\n")

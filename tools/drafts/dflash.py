@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from tools.drafts import checkpoint
-from tools.drafts.layers import Mlp, fusion, linear, rotated, split
+from tools.drafts.layers import Attend, Layer, fusion, linear, masked
 from tools.drafts.teacher import score, teach
 from tools.drafts.texts import Batch
 
@@ -43,18 +42,16 @@ class DFlash(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        config = target.config
-        hidden, head_dim = config.hidden_size, config.head_dim
-        self.heads, self.head_dim, self.theta = heads, head_dim, config.rope_parameters["rope_theta"]
-        self.kv_heads = heads * config.num_key_value_heads // config.num_attention_heads
-        self.features, self.width, self.mask, self.block, self.anchors = tuple(features), width, mask, block, anchors
+        config, hidden = target.config, target.config.hidden_size
+        self.features, self.mask, self.block, self.anchors = tuple(features), mask, block, anchors
+        self.heads, self.width = heads, width
         self._generator = torch.Generator().manual_seed(seed)
         self._target = [target]  # in a list: no part of the draft
         self.register_buffer("vocabulary", vocabulary, persistent=False)
         self.fc = fusion(len(self.features), hidden)
         self.hidden_norm, self.norm = (nn.RMSNorm(hidden, eps=config.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList(
-            _Layer(like, hidden, heads, self.kv_heads, head_dim, width, config.rms_norm_eps, self.theta)
+            Layer(config, like, inner=hidden, heads=heads, width=width, normed=True)
             for like in target.model.layers[-layers:]
         )
         self.lm_head = linear(hidden, len(vocabulary))
@@ -105,21 +102,24 @@ class DFlash(nn.Module):
         with torch.no_grad():
             x = self._target[0].model.embed_tokens(known.flatten(1))
         state = self.hidden_norm(self.fc(features))
+        layer: Any
         for layer in self.layers:
-            x = layer(x, places, state, context, mask)
+            attend = _behind(layer.self_attn.keys_and_values(state, context), mask)
+            x = layer(x, layer.input_layernorm(x), places, attend)
         x = x.view(*anchors.shape, block, -1)[:, :, 1:]
         found: torch.Tensor = self.lm_head(self.norm(x))
         return found
 
     def save(self, folder: Path) -> None:
         """See Draft.save. In the form of ``speculators``."""
+        config = self._target[0].config
         layers = {
             "model_type": "qwen3",
-            "head_dim": self.head_dim,
+            "head_dim": config.head_dim,
             "intermediate_size": self.width,
             "num_attention_heads": self.heads,
             "num_hidden_layers": len(self.layers),
-            "num_key_value_heads": self.kv_heads,
+            "num_key_value_heads": self.heads * config.num_key_value_heads // config.num_attention_heads,
         }
         said = {
             "architectures": ["DFlashDraftModel"],
@@ -132,42 +132,7 @@ class DFlash(nn.Module):
         checkpoint.save(folder, self.state_dict(), self.vocabulary, self._target[0], layers, said)
 
 
-class _Attention(nn.Module):
-    def __init__(self, hidden: int, heads: int, kv_heads: int, head_dim: int, eps: float, theta: float) -> None:
-        super().__init__()
-        self.head_dim, self.theta, self.group = head_dim, theta, heads // kv_heads
-        self.q_proj, self.o_proj = linear(hidden, heads * head_dim), linear(heads * head_dim, hidden)
-        self.k_proj, self.v_proj = (linear(hidden, kv_heads * head_dim) for _ in range(2))
-        self.q_norm, self.k_norm = (nn.RMSNorm(head_dim, eps=eps) for _ in range(2))
-
-    def forward(
-        self, x: torch.Tensor, places: torch.Tensor, state: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
-        query = rotated(self.q_norm(split(self.q_proj(x), self.head_dim)), places, self.theta)
-        keys, values = [], []
-        for each, where in ((state, context), (x, places)):
-            keys.append(rotated(self.k_norm(split(self.k_proj(each), self.head_dim)), where, self.theta))
-            values.append(split(self.v_proj(each), self.head_dim))
-        key, value = (torch.cat(each, 2).repeat_interleave(self.group, 1) for each in (keys, values))
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        found: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return found
-
-
-class _Layer(nn.Module):
-    def __init__(
-        self, like: Any, hidden: int, heads: int, kv_heads: int, head_dim: int, width: int, eps: float, theta: float
-    ) -> None:
-        super().__init__()
-        self.self_attn = _Attention(hidden, heads, kv_heads, head_dim, eps, theta)
-        self.mlp = Mlp(like, width)
-        self.input_layernorm, self.post_attention_layernorm = (nn.RMSNorm(hidden, eps=eps) for _ in range(2))
-        with torch.no_grad():
-            self.post_attention_layernorm.weight.copy_(like.post_attention_layernorm.weight)
-
-    def forward(
-        self, x: torch.Tensor, places: torch.Tensor, state: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), places, state, context, mask)
-        found: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return found
+def _behind(text: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor) -> Attend:
+    """Attention over the keys and values of a ``text``, and behind them over a layer's own."""
+    (keys, values), attend = text, masked(mask)
+    return lambda query, key, value: attend(query, torch.cat([keys, key], 2), torch.cat([values, value], 2))

@@ -1,10 +1,50 @@
-"""What the layers of heads share: products, rotary embedding, and weights to begin with."""
+"""What the layers of heads share: products, attention, rotary embedding, and weights to begin with."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Queries, keys and values to what is mixed of values, all [batch, heads, length, head_dim]."""
+
+
+class Attention(nn.Module):
+    """The products of attention with the head_dim and rotary embedding of a target's ``config``.
+
+    It reads ``inner`` numbers of a token; it has ``heads`` heads, grouped as the target's, and those of Qwen3's norms
+    if ``normed``.
+    """
+
+    def __init__(self, config: Any, inner: int, heads: int, *, normed: bool) -> None:
+        super().__init__()
+        hidden, self.head_dim, self.theta = config.hidden_size, config.head_dim, config.rope_parameters["rope_theta"]
+        kv_heads = heads * config.num_key_value_heads // config.num_attention_heads
+        self.group = heads // kv_heads
+        self.q_proj, self.o_proj = linear(inner, heads * self.head_dim), linear(heads * self.head_dim, hidden)
+        self.k_proj, self.v_proj = (linear(inner, kv_heads * self.head_dim) for _ in range(2))
+        if normed:
+            self.q_norm, self.k_norm = (nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) for _ in range(2))
+        self.normed = normed
+
+    def queries(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """[batch, heads, length, head_dim] of ``x`` [batch, length, inner] at ``places``, see ``rotated``."""
+        query = split(self.q_proj(x), self.head_dim)
+        return rotated(self.q_norm(query) if self.normed else query, places, self.theta)
+
+    def keys_and_values(self, x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``queries``, for each of the heads."""
+        key, value = (split(each(x), self.head_dim) for each in (self.k_proj, self.v_proj))
+        key = rotated(self.k_norm(key) if self.normed else key, places, self.theta)
+        return key.repeat_interleave(self.group, 1), value.repeat_interleave(self.group, 1)
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """[batch, length, hidden]."""
+        mixed = attend(self.queries(x, places), *self.keys_and_values(x, places))
+        found: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return found
 
 
 class Mlp(nn.Module):
@@ -24,6 +64,32 @@ class Mlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return found
+
+
+class Layer(nn.Module):
+    """An ordinary layer, whose attention reads ``inner`` numbers; its MLP begins as that of the target's ``like``."""
+
+    def __init__(self, config: Any, like: Any, *, inner: int, heads: int, width: int, normed: bool) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.self_attn = Attention(config, inner, heads, normed=normed)
+        self.mlp = Mlp(like, width)
+        self.input_layernorm, self.post_attention_layernorm = (
+            nn.RMSNorm(hidden, eps=config.rms_norm_eps) for _ in range(2)
+        )
+        with torch.no_grad():
+            self.post_attention_layernorm.weight.copy_(like.post_attention_layernorm.weight)
+
+    def forward(self, stream: torch.Tensor, read: torch.Tensor, places: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """``stream`` [batch, length, hidden], onto which is added what attention makes of ``read``, and the MLP."""
+        stream = stream + self.self_attn(read, places, attend)
+        found: torch.Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
+        return found
+
+
+def masked(mask: torch.Tensor) -> Attend:
+    """Attention where ``mask`` [batch, 1, queries, keys] is true."""
+    return lambda query, key, value: functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 def fusion(features: int, hidden: int) -> nn.Linear:

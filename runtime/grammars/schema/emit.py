@@ -130,7 +130,6 @@ class _Writer:
                     grown = True
         for conj, shapes in self._shapes.items():
             self._shapes[conj] = [shape for shape in shapes if self._ends(shape, ending)]
-        self._ending = ending
 
     def _ends(self, shape: Shape, ending: set[Conj]) -> bool:
         if isinstance(shape, Same):

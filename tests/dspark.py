@@ -1,0 +1,78 @@
+"""DSpark drafts with random weights, and what such a draft computes, in plain torch from its definition.
+
+"DSpark" (arXiv 2607.05147), and the packages DeepSpec and ``speculators``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests import dflash
+from tests.dflash import BlockHead
+from tests.heads import Draw, Weights
+
+
+@dataclass(frozen=True)
+class DSparkHead(BlockHead):
+    """The shape of a draft. ``nested``: flat as SpecForge writes it, else as DeepSpec."""
+
+    sample_from_anchor: bool = True
+    markov: str = "vanilla"
+    rank: int = 6
+    nested: bool = False
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        base = super().config()
+        own = {"markov_rank": self.rank, "markov_head_type": self.markov}
+        own |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+        if not self.flat:
+            return base | own | {"architectures": ["DSparkDraftModel"], "speculators_model_type": "dspark"}
+        if self.nested:
+            within = base["dflash_config"] | own | {"projector_type": "dspark", "attention_mode": "gqa"}
+            return base | {"architectures": ["DSparkDraftModel"], "dflash_config": within}
+        own |= base.pop("dflash_config")
+        return base | own | {"architectures": ["Qwen3DSparkModel"], "num_anchors": 512}
+
+    def weights(self, seed: int = 0) -> Weights:
+        """Random weights, those of a confidence head among them."""
+        draw, rank, hidden = Draw(seed + 1), self.rank, self.hidden
+        found = super().weights(seed) | {
+            "markov_head.markov_w1.weight": 3 * draw.matrix(self.vocab, rank),
+            "markov_head.markov_w2.weight": 3 * draw.matrix(self.draft_vocab, rank),
+            "confidence_head.proj.weight": draw.matrix(1, hidden + rank),
+            "confidence_head.proj.bias": draw.norm(1),
+        }
+        sizes = {"gated": ("gate_proj", rank, hidden + rank), "rnn": ("joint_proj", 3 * rank, 2 * rank + hidden)}
+        if self.markov in sizes:
+            name, width, inner = sizes[self.markov]
+            found[f"markov_head.{name}.weight"] = 2 * draw.matrix(width, inner)
+            found[f"markov_head.{name}.bias"] = draw.norm(width)
+        return found
+
+
+class Definition(dflash.Definition):
+    """A draft in float32 with the context of one text."""
+
+    def chain(self, newest: int, window: int, choose: Callable[[torch.Tensor], int]) -> tuple[torch.Tensor, list[int]]:
+        """Logits [window, draft vocabulary] of the tokens behind ``newest``, and the tokens that ``choose`` takes."""
+        head, found, tokens = self.head, [], [newest]
+        assert isinstance(head, DSparkHead)
+        memory = torch.zeros(head.rank)
+        for state in self.states(newest, window):
+            word = self.weights["markov_head.markov_w1.weight"][tokens[-1]]
+            if head.markov == "gated":
+                word = self._product("gate_proj", state, word).sigmoid() * word
+            elif head.markov == "rnn":
+                kept, candidate, output = self._product("joint_proj", memory, word, state).chunk(3)
+                memory = kept.sigmoid() * memory + (1 - kept.sigmoid()) * candidate.tanh()
+                word = output.tanh()
+            found.append(self.score(state[None])[0] + self.weights["markov_head.markov_w2.weight"] @ word)
+            tokens.append(choose(found[-1]))
+        return torch.stack(found), tokens[1:]
+
+    def _product(self, name: str, *parts: torch.Tensor) -> torch.Tensor:
+        weight, bias = (self.weights[f"markov_head.{name}.{kind}"] for kind in ("weight", "bias"))
+        return weight @ torch.cat(parts) + bias

@@ -1,0 +1,96 @@
+"""Training of heads that are fed their own states: a token at a time, several behind each place of a text at once.
+
+A row stands for a place: its first step sees the target's states up to there, each further step also what the steps
+before made at that very place, as drafting will (the "training-time test" of EAGLE-3, arXiv 2503.01840).
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tools.drafts.layers import Attend
+from tools.drafts.teacher import score, teach
+from tools.drafts.texts import Batch
+
+
+class FeedbackHead(nn.Module):
+    """A head of ``target`` that reads its states ``features`` (layers, by their inputs), and then its own.
+
+    It drafts the tokens ``vocabulary`` (ascending ids of the target), all if that is None, and is trained for ``ahead``
+    tokens behind each place.
+    """
+
+    vocabulary: torch.Tensor | None
+
+    def __init__(self, target: Any, vocabulary: torch.Tensor | None, features: Sequence[int], ahead: int) -> None:
+        super().__init__()
+        self.features, self.ahead = tuple(features), ahead
+        self._target = [target]  # in a list: no part of the head
+        self.register_buffer("vocabulary", vocabulary, persistent=False)
+
+    @abstractmethod
+    def begin(self, features: torch.Tensor) -> torch.Tensor:
+        """The states [batch, length, hidden] that the first step is fed."""
+
+    @abstractmethod
+    def step(
+        self, embedded: torch.Tensor, state: torch.Tensor, places: torch.Tensor, attend: Attend
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits, and the states that the next step is fed, of embeddings and states [batch, length, hidden]."""
+
+    def parameters_to_learn(self) -> list[nn.Parameter]:
+        """See Draft.parameters_to_learn."""
+        return list(self.parameters())
+
+    def losses(self, batch: Batch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """See Draft.losses. For each step the divergence from the target's law over the draft's vocabulary."""
+        tokens = batch.ids.clamp(min=0)
+        lesson = teach(self._target[0], tokens, self.features, self.vocabulary)
+        answers = torch.arange(tokens.shape[1], device=tokens.device) >= batch.begins[:, None] - 1
+        matters = ((batch.ids >= 0) & answers).float()
+        total, right = tokens.new_zeros((), dtype=torch.float32), []
+        for step, logits in enumerate(self(tokens, lesson.features, self.ahead)):
+            places = (slice(None), slice(1 + step, None))  # whose law a row of this step foresees
+            loss, found = score(logits, lesson.laws[places], lesson.best[places], matters[places], self.vocabulary)
+            total = total + loss * 0.8**step
+            right.append(found)
+        return total, right
+
+    def forward(self, ids: torch.Tensor, features: torch.Tensor, steps: int) -> list[torch.Tensor]:
+        """Logits [batch, length - 1 - step, drafted tokens] of each step.
+
+        ``ids`` [batch, length], ``features`` [batch, length, layers * hidden]. Row j of step s foresees the token at
+        j + 2 + s: it has the state of token j and the tokens up to j + 1 + s.
+        """
+        state, attend, found = self.begin(features[:, :-1]), _Unrolled(), []
+        for step in range(steps):
+            rows = ids.shape[1] - 1 - step
+            places = torch.arange(rows, device=ids.device) + step
+            with torch.no_grad():
+                embedded = self._target[0].model.embed_tokens(ids[:, 1 + step :])
+            logits, state = self.step(embedded, state[:, :rows], places, attend)
+            found.append(logits)
+        return found
+
+
+class _Unrolled:
+    """Attention of one layer, step by step: of a row over the first step up to it, and over its own further ones."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        length = query.shape[2]
+        self._made.append((key, value))
+        (first_key, first_value), *further = [(key[:, :, :length], value[:, :, :length]) for key, value in self._made]
+        later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+        scores = (query @ first_key.transpose(2, 3)).masked_fill(later, float("-inf"))
+        own = [(query * key).sum(-1, keepdim=True) for key, _ in further]
+        weights = (torch.cat([scores, *own], -1) / query.shape[-1] ** 0.5).softmax(-1)
+        mixed: torch.Tensor = weights[..., :length] @ first_value
+        for at, (_, value) in enumerate(further):
+            mixed = mixed + weights[..., length + at, None] * value
+        return mixed
