@@ -105,12 +105,14 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 # Grammars need the library in xgrammar and not its Python package (runtime/grammars/binding.py), so that neither triton
-# nor transformers is installed; and only what the demo imports is compiled, when it does.
-DEMO_NEEDS = import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-	print(*(d for d in p["dependencies"] + p["optional-dependencies"]["cpu"] if "xgrammar" not in d), "apache-tvm-ffi")
+# nor transformers is installed; only what the demo imports is compiled, when it does; and what builds the project is
+# installed here, not in a second environment that pip would make for it.
+DEMO_NEEDS = import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
+	print(*(d for d in p["dependencies"] + p["optional-dependencies"]["cpu"] if "xgrammar" not in d), "apache-tvm-ffi", \
+	*t["build-system"]["requires"])
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@$(PIP) --no-compile $$($(BIN)/python -c '$(DEMO_NEEDS)')
-	@$(PIP) --no-compile --no-deps xgrammar --editable .
+	@$(PIP) --no-compile --no-deps --no-build-isolation xgrammar --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml

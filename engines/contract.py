@@ -228,11 +228,16 @@ def adjust(*, vocab: int, dtype: str) -> Contract:
     return _resolved(operator, operator.inputs, operator.outputs, vocab, dtype)
 
 
-def propose(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
-    """The contract of the drafting engine: one drafted token per row from the draft's last logits row."""
+def propose(*, vocab: int, dtype: str, draft_probs: bool, target_ids: bool = False) -> Contract:
+    """The contract of the drafting engine: one drafted token per row from the draft's last logits row.
+
+    ``vocab`` is the width of the draft's logits, and of its laws. ``target_ids``: it knows a part of the target's
+    vocabulary, and is told the target's id of each of its tokens, ascending.
+    """
     operator = SCHEMAS["sample_draft"]
+    inputs = tuple(b for b in operator.inputs if target_ids or b.name != "target_ids")
     outputs = tuple(b for b in operator.outputs if draft_probs or b.name != "draft_probs")
-    return _resolved(operator, operator.inputs, outputs, vocab, dtype)
+    return _resolved(operator, inputs, outputs, vocab, dtype)
 
 
 def logits_width(contract: Contract) -> int:

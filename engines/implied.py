@@ -27,7 +27,7 @@ def require_implied(manifest: Manifest) -> None:
 
 
 def _implied(manifest: Manifest, name: EngineName) -> Contract:
-    vocab = manifest.vocab
+    vocab, known = manifest.vocab, manifest.draft.vocab
     drafts = name in DRAFTS[manifest.draft.kind].engines
     dtype = manifest.engines["draft" if drafts else "target"].dtype
     match name:
@@ -36,7 +36,9 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         case "verify" | "verify_probs":
             return contract.verify(vocab=vocab, dtype=dtype, draft_probs=name == "verify_probs")
         case "propose" | "propose_probs":
-            return contract.propose(vocab=vocab, dtype=dtype, draft_probs=name == "propose_probs")
+            narrow = known is not None
+            probs = name == "propose_probs"
+            return contract.propose(vocab=known or vocab, dtype=dtype, draft_probs=probs, target_ids=narrow)
     hidden = _width(manifest, "draft", "states")
     features = _width(manifest, "target", "features") if DRAFTS[manifest.draft.kind].features else 0
     if name == "fuse":
@@ -44,7 +46,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     row_states = _width(manifest, "draft", "row_states", 0)
     if name == "markov":
         memory = _width(manifest, "markov", "memory", 0)
-        return contract.markov(vocab=vocab, dtype=dtype, row_states=row_states, memory=memory)
+        return contract.markov(vocab=known or vocab, dtype=dtype, row_states=row_states, memory=memory)
     # Layers and heads of a decoder stand in its own contract alone.
     keys = [each for each in manifest.engines[name].contract.inputs if each.name.startswith("past_key.")]
     shape = [keys[0].shape[1], keys[0].shape[3]] if keys and len(keys[0].shape) == 4 else [1, 1]
@@ -54,7 +56,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "capacity": manifest.limits.capacity,
-        "vocab": vocab,
+        "vocab": known or vocab if name == "draft" else vocab,
         "dtype": dtype,
         "cache": "linear" if manifest.limits.cache_blocks is None else "paged",
     }

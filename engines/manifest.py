@@ -19,6 +19,7 @@ from tandemrt.engines.validation import Record, RelativePath, explain, refuse
 FILE_NAME = "bundle.json"
 VERSION: Literal[3] = 3
 DIGEST = "manifest_sha256"
+TARGET_IDS = "draft/target_ids.npy"  # int32 [draft.vocab], ascending
 # Backends whose engines the runtime of this version runs.
 RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
@@ -82,7 +83,8 @@ class Markers(Record):
 class Draft(Record):
     """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only, the mask token for kinds that are fed
     one, ``block`` for block drafts: tokens of its calls, of which the first, the newest token of a text, foresees one
-    if ``sample_from_anchor``.
+    if ``sample_from_anchor``. ``vocab``: tokens of the target's vocabulary that the draft's logits are of, whose ids
+    lie in TARGET_IDS; None: all of them.
 
     ``sampling``, ``greedy_below`` and ``temperature_scale`` are what SamplingParams.draft_sampling, draft_greedy_below
     and draft_temperature_scale are by default.
@@ -90,6 +92,7 @@ class Draft(Record):
 
     kind: DraftKind
     mask_token: TokenId | None = None
+    vocab: Count | None = None
     block: Annotated[int, Field(ge=2, le=LONGEST_BLOCK)] | None = None
     sample_from_anchor: bool = False
     ngram_min: Count | None = None
@@ -109,6 +112,9 @@ class Draft(Record):
         if DRAFTS[self.kind].block != (self.block is not None):
             kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.block)
             raise refuse(f"block must be set for kinds {kinds}, and no other; got {quoted(self.block)}")
+        if self.vocab is not None and not DRAFTS[self.kind].features:
+            kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.features)
+            raise refuse(f"vocab must be set for kinds {kinds} alone; got {quoted(self.vocab)}")
         return self
 
 
@@ -274,6 +280,11 @@ class Manifest(Record):
         if self.draft.mask_token is not None and self.draft.mask_token >= self.vocab:
             rule = f"draft.mask_token must be below vocab {quoted(self.vocab)}"
             raise refuse(f"{rule}; got {quoted(self.draft.mask_token)}")
+        if self.draft.vocab is not None and self.draft.vocab >= self.vocab:
+            rule = f"draft.vocab must be below vocab {quoted(self.vocab)}, or left out"
+            raise refuse(f"{rule}; got {quoted(self.draft.vocab)}")
+        if self.draft.vocab is not None and TARGET_IDS not in self.files:
+            raise refuse(f"files must hold {TARGET_IDS} where draft.vocab is set; got none of that name")
         ids = [*self.stop_ids, *(token for marker in _all(self.markers) for token in marker.ids)]
         if max(ids) >= self.valid_tokens:
             rule = f"stop_ids and marker ids must be below valid_tokens {quoted(self.valid_tokens)}"

@@ -165,11 +165,11 @@ SCHEMAS = {
             outputs=_EMITTED,
             kernels="verify",
         ),
-        Schema(
+        Schema(  # of a draft that knows a part of its target's tokens, `vocab` is that part, `token` the target's id
             "sample_draft",
-            inputs=(Binding("logits", T, ("batch", 1, "vocab")), *SAMPLING),
+            inputs=(Binding("logits", T, ("batch", 1, "vocab")), *SAMPLING, Binding("target_ids", "int32", ("vocab",))),
             outputs=(Binding("token", "int64", ("batch",)), Binding("draft_probs", "float32", ("batch", "vocab"))),
-            optional=("draft_probs",),
+            optional=("target_ids", "draft_probs"),
             kernels="verify",
         ),
         _attention("window_attention", T, kernels="attention", batch_invariant=True),

@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from tandemrt.engines.bundle import TOKENIZER
 from tandemrt.engines.digest import combined_digest, file_digest, file_digests
 from tandemrt.engines.dtypes import BITS
 from tandemrt.engines.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.generation_config import recommended
-from tandemrt.engines.manifest import FILE_NAME, VERSION, Draft, Engine, EngineName, File, Limits, Manifest
+from tandemrt.engines.manifest import FILE_NAME, TARGET_IDS, VERSION, Draft, Engine, EngineName, File, Limits, Manifest
 from tandemrt.engines.recipe import NgramDraft, NoDraft, PardDraft, Recipe
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
@@ -29,6 +31,7 @@ from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
+from tandemrt.export.read.heads import HeadSpec
 from tandemrt.export.read.hub import with_checkpoints
 from tandemrt.export.staging import check_destination, place, staged
 
@@ -97,6 +100,8 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         if isinstance(models[-1], DraftHead) and models[-1].borrowed:
             with clock.step("Copy what the draft takes of its target beside it"):
                 models = (models[0], models[-1].with_borrowed(folder / models[-1].role))
+        if isinstance(models[-1], DraftHead) and (ids := models[-1].target_ids()) is not None:
+            np.save(folder / TARGET_IDS, ids)
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
         engines: dict[EngineName, Engine] = {}
@@ -238,6 +243,7 @@ def _draft(recipe: Recipe, models: Models) -> Draft:
         mask_token=mask_token(models[-1].source) if isinstance(section, PardDraft) else mask,
         block=spec.block if isinstance(spec, DFlashSpec) else None,
         sample_from_anchor=isinstance(spec, DFlashSpec) and spec.sample_from_anchor,
+        vocab=spec.draft_vocab if isinstance(spec, HeadSpec) and spec.draft_vocab < spec.vocab else None,
         sampling=section.sampling,
         greedy_below=section.greedy_below,
         temperature_scale=section.temperature_scale,

@@ -24,6 +24,7 @@ from tandemrt.runtime.drafters.none import NoDrafter
 from tandemrt.runtime.drafters.parallel import ParallelDrafter
 from tandemrt.runtime.drafters.parallel_head import ParallelHeadDrafter
 from tandemrt.runtime.drafters.resources import DraftResources
+from tandemrt.runtime.drafters.target_ids import read_target_ids
 from tandemrt.runtime.memory import require_memory
 from tandemrt.runtime.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -139,7 +140,10 @@ def _drafter(
         assert draft.ngram_max is not None
         return NgramDrafter(buffers, window=window, shortest=draft.ngram_min, longest=draft.ngram_max)
     kv = make_cache(engines["draft"].contract, limits.batch, room, engines["draft"].device)
-    resources = DraftResources(engines, buffers, state, kv, graphs, runs, slots=limits.batch, window=window)
+    ids = read_target_ids(bundle)
+    resources = DraftResources(
+        engines, buffers, state, kv, graphs, runs, slots=limits.batch, window=window, target_ids=ids
+    )
     mask, chunk = draft.mask_token, limits.prefill_chunk
     if draft.block is not None:
         assert mask is not None

@@ -20,11 +20,13 @@ class Histogram:
         self.sum = 0.0
         self.listener: Callable[[float], None] | None = None
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.buckets, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count ``value``, ``times`` times."""
+        self.counts[bisect_left(self.buckets, value)] += times
+        self.sum += times * value
         if self.listener is not None:
-            self.listener(value)
+            for _ in range(times):
+                self.listener(value)
 
     @property
     def count(self) -> int:

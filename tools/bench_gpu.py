@@ -94,7 +94,8 @@ def main(
         bool, typer.Option("--batch-invariant", help="Round a token the same in any batch (backend.batch_invariant).")
     ] = False,
     draft_weights: Annotated[
-        Stored | None, typer.Option(help="The same for a draft of another kind than model. Default: as --weights.")
+        Stored | None,
+        typer.Option(help="The same for a draft of another kind than model: whole or fp8. Default: as --weights."),
     ] = None,
     kv_dtype: Annotated[str | None, typer.Option(help="What caches hold: float8_e4m3; default: the dtype.")] = None,
     reuse: Annotated[
@@ -131,6 +132,7 @@ def main(
 ) -> None:
     """Make the models and the bundle, open it once, measure every line."""
     bench, wanted, at_once = Bench(out), numbers(batch_sizes), numbers(prompts)
+    stored = _stored(draft, weights, draft_weights)
     own = draft is Kind.MODEL and family is Family.LLAMA  # a draft that agrees with its target by itself
     name = "bundle" if draft is Kind.MODEL else f"bundle-{draft}"
     slots = max(*wanted, constrained, *at_once, 2 * arrivals, 1)
@@ -153,8 +155,7 @@ def main(
 
         if bench.part("models", models_of_size) is None:
             raise typer.Exit(1)
-        narrow = (draft_weights or weights) is Stored.FP8
-        bench.part("draft", partial(make_draft, folder, draft, device=device, float8=narrow))
+        bench.part("draft", partial(make_draft, folder, draft, device=device, float8=stored is Stored.FP8))
         if device.startswith("cuda"):
             torch.cuda.empty_cache()  # the weights lie in files now
 
@@ -198,6 +199,18 @@ def main(
     outcome = f"[red]failed: {', '.join(failed)}[/]" if failed else "no part failed"
     console.print(f"{time.perf_counter() - begin:.0f} s in all, {outcome}")
     raise typer.Exit(1 if failed else 0)
+
+
+def _stored(draft: Kind, weights: Stored, asked: Stored | None) -> Stored:
+    """How the draft's products are stored. Raises BadParameter for a way in which it is not made."""
+    stored = asked or weights
+    if draft is Kind.MODEL and stored is not weights:
+        rule = f"a draft of kind model is stored as its target is, {weights}"
+        raise typer.BadParameter(f"{rule}; got {stored}; leave it out", param_hint="--draft-weights")
+    if draft is not Kind.MODEL and stored is Stored.INT4:
+        rule = f"must be {Stored.WHOLE} or {Stored.FP8} for a draft of kind {draft}, which has no products in 4 bits"
+        raise typer.BadParameter(f"{rule}; got {stored}; say which", param_hint="--draft-weights")
+    return stored
 
 
 def long_prompt(

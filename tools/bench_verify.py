@@ -1,6 +1,6 @@
 """GPU time of verification and drafting by CUDA-graph replay, beside a chain of torch operations in the same process.
 
-    python -m tools.bench_verify [--vocab 128256] [--window 4] [--json FILE]
+    python -m tools.bench_verify [--vocab 128256] [--known 32000] [--window 4] [--json FILE]
 
 The chain is what a plain implementation launches: cast to float32, mask, scale, then Gumbel argmax and comparison, or
 softmax, acceptance and residual. Logits and half of the mask bits are random. The floor is one read of the logits.
@@ -37,6 +37,7 @@ def main() -> None:
     """Measure every case at every batch; print a table, and JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, default=128_256)
+    parser.add_argument("--known", type=int, default=32_000, help="tokens of a draft that knows a part of them")
     parser.add_argument("--window", type=int, default=4)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -62,16 +63,13 @@ def main() -> None:
                     "floor": 2 * tensors["logits"].numel() / BYTES_PER_MICROSECOND,
                 }
             )
-        for laws in (False, True):
-            tensors = inputs(batch, 1, options.vocab, rule=int(laws))
-            drafting = tensors | {"token": torch.zeros(batch, dtype=torch.int64, device="cuda")}
-            drafting["draft_probs"] = torch.zeros(batch, options.vocab, device="cuda")
-            if not laws:
-                del drafting["draft_probs"]
-            launch = ProposeLaunch(module, drafting, Workspace(batch, 1, torch.device("cuda")), stats=False)
-            size = (6 if laws else 2) * tensors["logits"].numel()
-            name = "propose, with laws" if laws else "propose"
-            floor = size / BYTES_PER_MICROSECOND
+        for name, known, laws in (
+            ("propose", options.vocab, False),
+            ("propose, with laws", options.vocab, True),
+            (f"propose, {options.known} known", options.known, False),
+        ):
+            launch = proposing(module, batch, known, options.vocab, laws=laws)
+            floor = (6 if laws else 2) * batch * known / BYTES_PER_MICROSECOND
             rows.append(
                 {"case": name, "batch": batch, "kernels": microseconds(launch.run), "torch": None, "floor": floor}
             )
@@ -82,6 +80,18 @@ def main() -> None:
         print(f"{row['case']:32}{row['batch']:>6}{row['kernels']:>10.1f}{peer:>10}{row['floor']:>10.1f}")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def proposing(module: KernelModule, batch: int, known: int, vocab: int, *, laws: bool) -> ProposeLaunch:
+    """The draw of a token for each request by a draft that knows ``known`` of ``vocab`` tokens."""
+    tensors = inputs(batch, 1, known, rule=int(laws)) | {"token": torch.zeros(batch, dtype=torch.int64, device="cuda")}
+    if laws:
+        tensors["draft_probs"] = torch.zeros(batch, known, device="cuda")
+    else:
+        del tensors["draft_probs"]
+    if known < vocab:
+        tensors["target_ids"] = torch.arange(known, dtype=torch.int32, device="cuda") * (vocab // known)
+    return ProposeLaunch(module, tensors, Workspace(batch, 1, torch.device("cuda")), stats=False)
 
 
 def inputs(batch: int, rows: int, vocab: int, **changes: float) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from tandemrt.engines.contract import CacheKind
 from tandemrt.export.model.attention import Cache
 from tandemrt.export.model.block_attention import LinearBlock, by_layers
 from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.draft_vocabulary import EMBEDDING, target_logits
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, draft_logits
 from tandemrt.export.model.layers import block, heads_of
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
@@ -60,8 +60,8 @@ def build_dflash(
 ) -> ir.Model:
     """Build the graph of ``contract.block`` whose calls have ``spec.block`` tokens a row.
 
-    Its logits are as wide as the target's. Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of
-    another shape than the config says, and for maps of the vocabulary that do not hold together.
+    Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says, and
+    for maps of the vocabulary that do not hold together.
     """
     how, layer = STRATEGIES[attention], spec.layer
     names = spec.contract(capacity=capacity, dtype=dtype, cache=_cache(attention))
@@ -85,7 +85,7 @@ def build_dflash(
         if not how.pick_early:
             stream = how.pick(b, stream, given["score_rows"])
         last = rms_norm(b, stream, w, "norm", layer)
-        made |= {"row_states": last, "logits": target_logits(b, last, w, spec, checkpoint, dtype)}
+        made |= {"row_states": last, "logits": draft_logits(b, last, w, spec, checkpoint)}
     for binding in names.outputs:
         b.output(binding, made[binding.name])
     w.skip(*_FEATURES, *(tensors_of(spec) if isinstance(spec, DSparkSpec) else ()))

@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from tandemrt.engines import contract
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
@@ -26,7 +29,7 @@ from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_heade
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.dspark import DSparkSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
-from tandemrt.export.read.heads import misfit, require_tensors_fit
+from tandemrt.export.read.heads import misfit, require_tensors_fit, target_ids
 from tandemrt.export.read.mtp import MtpSpec, Narrow
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Quantization
@@ -135,6 +138,11 @@ class DraftHead:
         sources = {name: tensor.name for name, tensor in self.borrowed.items()} | {name: name for name in self.narrow}
         tensors = {name: written[source] for name, source in sources.items()}
         return replace(self, checkpoint=replace(self.checkpoint, tensors={**self.checkpoint.tensors, **tensors}))
+
+    def target_ids(self) -> npt.NDArray[np.int32] | None:
+        """The target's ids of the tokens that its logits are of, ascending; None: of all. Raises BadCheckpoint."""
+        ids = target_ids(self.checkpoint, self.spec)
+        return None if ids is None or len(ids) == self.spec.vocab else np.sort(ids).astype(np.int32)
 
     def graphs(self, recipe: Recipe, attention: Lowering) -> list[Graph]:
         """What drafts and what makes it of the target's features, in the order in which they are built."""

@@ -1,4 +1,4 @@
-"""Logits of a draft that knows a part of its target's vocabulary."""
+"""Logits of a draft that may know a part of its target's vocabulary."""
 
 import numpy as np
 import onnx_ir as ir
@@ -12,24 +12,15 @@ from tandemrt.export.read.heads import HeadSpec, target_ids
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head"
 
 
-def target_logits(
-    b: GraphBuilder,
-    x: ir.Value,
-    w: Weights,
-    spec: HeadSpec,
-    checkpoint: Checkpoint,
-    dtype: str,
-    product: str = LM_HEAD,
+def draft_logits(
+    b: GraphBuilder, x: ir.Value, w: Weights, spec: HeadSpec, checkpoint: Checkpoint, product: str = LM_HEAD
 ) -> ir.Value:
-    """[batch, rows, …] to [batch, rows, vocab] by ``product``, as wide as the target's: -inf for a token that is not
-    known.
+    """[batch, rows, …] to [batch, rows, draft_vocab] by ``product``, in the order of the target's ids.
 
     Raises BadCheckpoint for maps of the vocabulary that do not hold together.
     """
     logits, ids = Linear.stored(product, spec.draft_vocab)(b, x, w), target_ids(checkpoint, spec)
     w.skip("d2t", "t2d")
-    if ids is None:
+    if ids is None or (np.diff(ids) > 0).all():
         return logits
-    place, barred = np.zeros(spec.vocab, np.int64), np.full(spec.vocab, float("-inf"))
-    place[ids], barred[ids] = np.arange(len(ids)), 0
-    return b.op("Add", b.op("Gather", logits, b.constant(place), axis=2), b.constant(barred, dtype))
+    return b.op("Gather", logits, b.constant(np.argsort(ids)), axis=2)  # so that of equal ones the same token is first

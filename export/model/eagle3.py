@@ -10,7 +10,7 @@ from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.draft_vocabulary import EMBEDDING, target_logits
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, draft_logits
 from tandemrt.export.model.layers import block
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
@@ -35,9 +35,8 @@ def build_eagle3(
 ) -> ir.Model:
     """Build the graph of ``contract.draft_head``.
 
-    Its logits are as wide as the target's; a token that the head does not know has -inf. Raises BadCheckpoint, by
-    name, for a tensor that is missing, unused, or of another shape than the config says, and for maps of the
-    vocabulary that do not hold together.
+    Raises BadCheckpoint, by name, for a tensor that is missing, unused, or of another shape than the config says, and
+    for maps of the vocabulary that do not hold together.
     """
     how, layer = STRATEGIES[attention], spec.layer
     cache: CacheKind = "paged" if attention == "paged" else "linear"
@@ -76,7 +75,7 @@ def build_eagle3(
         normed = rms_norm(b, stream, w, "norm", layer)
         if spec.mask_token is None:
             made["next_states"] = normed if spec.norm_fed_back else stream
-        made["logits"] = target_logits(b, normed, w, spec, checkpoint, dtype)
+        made["logits"] = draft_logits(b, normed, w, spec, checkpoint)
     for binding in names.outputs:
         b.output(binding, made[binding.name])
     w.skip(*_fusing(spec))

@@ -21,7 +21,7 @@ from tandemrt.export.model.models import Draft, Model, Models
 def graphs(recipe: Recipe, models: Models, attention: Lowering) -> list[Graph]:
     """Every graph of the bundle: decoders, adjusted logits, verification, and drafting when a model drafts."""
     target, drafts = models[0], models[1:]
-    width = target.spec.vocab  # of all logits: a draft's are padded, or cut where they are padding
+    width = target.spec.vocab  # a draft model's logits are padded to it, or cut where they are padding
     features = [draft.spec.features for draft in drafts if isinstance(draft, DraftHead)]
     return [
         _decoder(target, recipe, attention, width, *features),
@@ -29,8 +29,18 @@ def graphs(recipe: Recipe, models: Models, attention: Lowering) -> list[Graph]:
         _head("adjust", target, contract.adjust, build_adjust, width),
         _head("verify", target, contract.verify, build_verify, width, draft_probs=False),
         _head("verify_probs", target, contract.verify, build_verify, width, draft_probs=True),
-        *(_head("propose", draft, contract.propose, build_propose, width, draft_probs=False) for draft in drafts),
-        *(_head("propose_probs", draft, contract.propose, build_propose, width, draft_probs=True) for draft in drafts),
+        *(graph for draft in drafts for graph in _propose(draft, width)),
+    ]
+
+
+def _propose(draft: Draft, width: int) -> list[Graph]:
+    known = draft.spec.draft_vocab if isinstance(draft, DraftHead) else width
+    names: tuple[EngineName, EngineName] = ("propose", "propose_probs")
+    return [
+        _head(
+            name, draft, contract.propose, build_propose, known, draft_probs=name == names[1], target_ids=known < width
+        )
+        for name in names
     ]
 
 

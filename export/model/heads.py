@@ -31,14 +31,14 @@ def build_verify(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
     return _model("verify", bindings, values, [masked, verified], library(draft_probs=draft_probs))
 
 
-def build_propose(*, vocab: int, dtype: str, draft_probs: bool) -> ir.Model:
+def build_propose(*, vocab: int, dtype: str, draft_probs: bool, target_ids: bool = False) -> ir.Model:
     """Return the model of ``contract.propose``: one drafted token per row, and its law with ``draft_probs``."""
-    bindings = contract.propose(vocab=vocab, dtype=dtype, draft_probs=draft_probs)
+    bindings = contract.propose(vocab=vocab, dtype=dtype, draft_probs=draft_probs, target_ids=target_ids)
     values = {binding.name: _declare(binding) for binding in (*bindings.inputs, *bindings.outputs)}
-    inputs = [values["logits"], *(values[name] for name in _REQUEST)]
+    inputs = [values[binding.name] for binding in bindings.inputs]
     outputs = [values[binding.name] for binding in bindings.outputs]
     drawn = _call("sample_draft", inputs, outputs=outputs)
-    return _model("propose", bindings, values, [drawn], library(draft_probs=draft_probs))
+    return _model("propose", bindings, values, [drawn], library(draft_probs=draft_probs, target_ids=target_ids))
 
 
 def build_adjust(*, vocab: int, dtype: str) -> ir.Model:

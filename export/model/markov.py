@@ -7,7 +7,7 @@ the block made of the place, *rnn* remembers the tokens before it.
 import onnx_ir as ir
 
 from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.draft_vocabulary import target_logits
+from tandemrt.export.model.draft_vocabulary import draft_logits
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.weights import Weights
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ def build_markov(spec: DSparkSpec, checkpoint: Checkpoint, *, dtype: str) -> ir.
         new = b.op("Mul", b.op("Sub", b.constant(1, dtype), kept), b.op("Tanh", candidate))
         made["next_memory"] = b.op("Squeeze", b.op("Add", b.op("Mul", kept, memory), new), b.constant([1]))
         word = b.op("Tanh", output)
-    changes = target_logits(b, word, w, spec, checkpoint, dtype, _SCORES)
+    changes = draft_logits(b, word, w, spec, checkpoint, _SCORES)
     made["logits"] = b.op("Add", given["row_logits"], changes)
     for binding in names.outputs:
         b.output(binding, made[binding.name])

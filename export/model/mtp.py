@@ -9,7 +9,7 @@ import onnx_ir as ir
 from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind
 from tandemrt.export.model.builder import GraphBuilder
-from tandemrt.export.model.draft_vocabulary import EMBEDDING, target_logits
+from tandemrt.export.model.draft_vocabulary import EMBEDDING, draft_logits
 from tandemrt.export.model.layers import block, normed_by
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES, Lowering
@@ -55,7 +55,7 @@ def build_mtp(spec: MtpSpec, checkpoint: Checkpoint, *, dtype: str, capacity: in
         if not how.pick_early:
             stream = how.pick(b, stream, given["score_rows"])
         last = rms_norm(b, stream, w, "final_layernorm", layer)
-        made["logits"] = target_logits(b, last, w, spec, checkpoint, dtype)
+        made["logits"] = draft_logits(b, last, w, spec, checkpoint)
         made["next_states"] = rms_norm(b, last, w, _STATE_NORM, layer)
     for binding in names.outputs:
         b.output(binding, made[binding.name])

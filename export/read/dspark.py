@@ -64,7 +64,7 @@ class DSparkSpec(DFlashSpec):
     def markov(self, *, dtype: str) -> Contract:
         """Return the bindings of the Markov head."""
         memory = self.markov_rank if self.markov_head_type == "rnn" else 0
-        return contract.markov(vocab=self.layer.vocab, dtype=dtype, row_states=self.row_states, memory=memory)
+        return contract.markov(vocab=self.draft_vocab, dtype=dtype, row_states=self.row_states, memory=memory)
 
 
 def _without(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ FRAME = (
 class HeadSpec:
     """A head. ``layer`` are its layers; its ``vocab`` is the target's.
 
-    ``features`` are the layers of the target whose inputs it reads. ``draft_vocab``: tokens that it knows. ``reach``:
+    ``features`` are the layers of the target whose inputs it reads. ``draft_vocab``: tokens that it knows, of which its
+    logits are. ``reach``:
     tokens that a sliding window lets it see, if it has one; a text may not be longer.
     """
 
@@ -41,7 +42,7 @@ class HeadSpec:
 
     @property
     def vocab(self) -> int:
-        """The width of its logits, which is the target's: a token that it does not know has none."""
+        """Ids of tokens that it is fed: the target's."""
         return self.layer.vocab
 
     @property
@@ -57,7 +58,7 @@ class HeadSpec:
             "kv_heads": layer.kv_heads,
             "head_dim": layer.head_dim,
             "capacity": capacity,
-            "vocab": layer.vocab,
+            "vocab": self.draft_vocab,
             "dtype": dtype,
             "cache": cache,
         }

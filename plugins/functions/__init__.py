@@ -12,7 +12,7 @@ from tandemrt.plugins.functions.body import OPSET
 from tandemrt.plugins.functions.draft import sample_draft
 from tandemrt.plugins.functions.experts import experts
 from tandemrt.plugins.functions.filters import filter_logits
-from tandemrt.plugins.functions.noise import accept_coin, position_noise
+from tandemrt.plugins.functions.noise import accept_coin, position_noise, token_noise
 from tandemrt.plugins.functions.swiglu import swiglu
 from tandemrt.plugins.functions.verify import verify_draft
 
@@ -27,21 +27,24 @@ __all__ = [
     "sample_draft",
     "swiglu",
     "token_bitmask",
+    "token_noise",
     "verify_draft",
     "window_attention",
 ]
 
 
-def library(*, draft_probs: bool) -> tuple[ir.Function, ...]:
+def library(*, draft_probs: bool, target_ids: bool = False) -> tuple[ir.Function, ...]:
     """Return the functions that drafting and verification use, for a model to carry.
 
-    ``draft_probs`` gives ``verify_draft`` the laws of the drafts as its last input, ``sample_draft`` as an output.
+    ``draft_probs`` gives ``verify_draft`` the laws of the drafts as its last input, ``sample_draft`` as an output;
+    ``target_ids`` gives this one the target's ids of a draft's tokens as its last input.
     """
     return (
         token_bitmask(),
         position_noise(),
+        token_noise(),
         accept_coin(),
         filter_logits(),
         verify_draft(draft_probs),
-        sample_draft(draft_probs),
+        sample_draft(draft_probs, target_ids),
     )

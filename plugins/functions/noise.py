@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, UINT64, Body, Tensor
+from tandemrt.plugins.functions.body import FLOAT32, FLOAT64, INT64, UINT64, Body, Tensor
 from tandemrt.plugins.operators import Purpose
 
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -23,7 +23,19 @@ def position_noise() -> ir.Function:
     bits = body.concat(*(word.expand_dims(-1) for word in words), axis=-1)
     rows = body.op("Shape", bits, end=-2)
     flat = body.op("Reshape", bits, body.concat(rows, np.array([-1], np.int64), axis=0)).first(vocab, -1)
-    return body.function(noise=(-(-_uniform(flat).log()).log()).cast(FLOAT32))
+    return body.function(noise=_gumbel(flat))
+
+
+def token_noise() -> ir.Function:
+    """(seed, position, purpose int64 [...], ids int32 [tokens]) → the same of these tokens, float32 [..., tokens]."""
+    body = Body("token_noise", ["seed", "position", "purpose", "ids"])
+    seed, position, purpose, ids = body.inputs
+    token = ids.cast(UINT64)
+    words = _philox(token >> np.uint64(2), seed.expand_dims(-1), position.expand_dims(-1), purpose.expand_dims(-1))
+    lane, bits = token.bits_and(np.uint64(3)).cast(INT64), words[3].cast(INT64)
+    for at, word in enumerate(words[:3]):
+        bits = body.where(lane.equals(np.int64(at)), word.cast(INT64), bits)
+    return body.function(noise=_gumbel(bits.cast(UINT64)))
 
 
 def accept_coin() -> ir.Function:
@@ -45,6 +57,10 @@ def _philox(block: Tensor, seed: Tensor, position: Tensor, purpose: Tensor) -> t
         c1, c3 = right.bits_and(_LOW), left.bits_and(_LOW)
         k0, k1 = (k0 + _WEYL[0]).bits_and(_LOW), (k1 + _WEYL[1]).bits_and(_LOW)
     return c0, c1, c2, c3
+
+
+def _gumbel(bits: Tensor) -> Tensor:
+    return (-(-_uniform(bits).log()).log()).cast(FLOAT32)
 
 
 def _uniform(bits: Tensor) -> Tensor:

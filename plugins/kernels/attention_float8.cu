@@ -1,5 +1,5 @@
 // float8_window_attention: window_attention over a cache in float8. For runs of prompts that cuDNN attends, behind
-// prepare_<dtype>_<D> what they see is widened: widen_<dtype>_<D>, grid (max_blocks, runs, kv_heads).
+// prepare_<dtype>_<D> what they see is widened: widen_<dtype>_<D>.
 #include "attention_kernels.cuh"
 #include "variants.cuh"
 

@@ -47,7 +47,7 @@
     extern "C" __global__ void __launch_bounds__(128) prepare_##NAME##_##D(                                           \
         RUN_INPUTS(T), SIZES, int runs, FLOATS, T::Element* queries, T::Cached* key_cache,                            \
         T::Cached* value_cache, int* lengths) {                                                                       \
-        write_lengths(starts, write_index, runs, heads* D, lengths);                                                  \
+        write_lengths(starts, write_index, runs, heads* D, T::FLOAT8, sliding_window, lengths);                       \
         prepare_all<T, D>(OPERANDS(T), Runs{rows, starts}, lengths, queries);                                         \
     }
 #define ATTEND_RUNS(NAME, T, D)                                                                                       \

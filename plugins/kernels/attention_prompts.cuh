@@ -16,14 +16,24 @@ struct Runs {
     }
 };
 
+constexpr int CUDNN_KEYS = 128;  // of a tile: masked values of a tile are multiplied by 0, so none may be NaN
+
+// Where what is widened of a run begins: at the tile of the first position that its first token sees.
+__device__ inline int begin_widened(const i64* index, int run, int sliding_window) {
+    int first = sliding_window ? static_cast<int>(index[run]) - sliding_window + 1 : 0;
+    return max(first, 0) / CUDNN_KEYS * CUDNN_KEYS;
+}
+
 // What cuDNN asks of runs whose tokens have `width` elements, [3][runs + 1] unless null: new tokens of each run, all
-// tokens of its text, and where it begins in the queries. By the first block.
-__device__ inline void write_lengths(const int* starts, const i64* index, int runs, int width, int* lengths) {
+// tokens of its text, and where it begins in the queries. By the first block. `widened`: of its text those that are.
+__device__ inline void write_lengths(const int* starts, const i64* index, int runs, int width, bool widened,
+                                     int sliding_window, int* lengths) {
     if (!lengths || blockIdx.x) return;
     for (int run = threadIdx.x; run <= runs; run += blockDim.x) {
         int tokens = run < runs ? starts[run + 1] - starts[run] : 0;
         lengths[run] = tokens;
-        lengths[runs + 1 + run] = run < runs ? static_cast<int>(index[run]) + tokens : 0;
+        int hidden = widened && run < runs ? begin_widened(index, run, sliding_window) : 0;
+        lengths[runs + 1 + run] = run < runs ? static_cast<int>(index[run]) + tokens - hidden : 0;
         lengths[2 * (runs + 1) + run] = starts[run] * width;
     }
 }
@@ -31,7 +41,6 @@ __device__ inline void write_lengths(const int* starts, const i64* index, int ru
 // Norm and rotary embedding of prompts: queries, times x.scale, to `queries` [x.query, heads, D], keys and values to the
 // cache. One warp per token and PREPARED heads, grid (ceil(x.query * ceil(all heads / PREPARED) / 4)).
 constexpr int PREPARED = 4;  // loaded together, so that none waits for another's place
-constexpr int CUDNN_KEYS = 128;  // of a tile: masked values of the last one are multiplied by 0, so none may be NaN
 
 __device__ inline int end_of_tile(int end) { return (end + CUDNN_KEYS - 1) / CUDNN_KEYS * CUDNN_KEYS; }
 
@@ -92,18 +101,19 @@ __device__ void prepare_all(const Operands<T>& x, Runs runs, bool library, typen
     }
 }
 
-// What runs see of a cache in float8, as T, for cuDNN, which reads no float8: block b of run r is block
-// r * max_blocks + b there, and 0 behind the run up to the end of a tile. Keys stay over their scale, values come
-// without. Grid (max_blocks, runs, kv_heads).
+// What runs see of a cache in float8, as T, for cuDNN, which reads no float8: of run r's blocks from begin_widened on,
+// block b is block r * gridDim.x + b there, and 0 behind the run up to the end of a tile. Keys stay over their scale,
+// values come without. Grid (blocks that a run sees at most, runs, kv_heads).
 template <class T, int D>
 __device__ void widen_all(const Operands<T>& x, const int* starts, typename T::Element* keys,
                           typename T::Element* values) {
     constexpr int EACH = 8, TOGETHER = 4;  // numbers that a thread takes at a time, and times before it waits
-    int run = blockIdx.y, first = blockIdx.x * x.block_size, tokens = starts[run + 1] - starts[run];
+    int run = blockIdx.y, tokens = starts[run + 1] - starts[run];
+    int first = begin_widened(x.write_index, run, x.sliding_window) + blockIdx.x * x.block_size;
     int end = static_cast<int>(x.write_index[run]) + tokens;
     if (!tokens || first >= end_of_tile(end)) return;
     i64 from = x.entry(x.block_of(run, first), blockIdx.z, 0) * D;
-    i64 to = x.entry(run * x.max_blocks + blockIdx.x, blockIdx.z, 0) * D;
+    i64 to = x.entry(run * gridDim.x + blockIdx.x, blockIdx.z, 0) * D;
     int stride = blockDim.x * EACH, all = x.block_size * D;
     for (int start = threadIdx.x * EACH; start < all; start += TOGETHER * stride) {
         uint2 key[TOGETHER], value[TOGETHER];

@@ -43,13 +43,15 @@ def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Wo
     """Bind what runs of prompts need, in order: prepare queries, write keys and values; then attend.
 
     cuDNN attends where it serves (cudnn_attention.py), else our own kernel. Of a cache in float8, which cuDNN does not
-    read, a kernel widens what the runs see first, if that is no more than _MOST_WIDENED; our own reads it as it lies.
+    read, a kernel widens what the runs see first (of a sliding window what it reaches), if that is no more than
+    _MOST_WIDENED; our own reads it as it lies.
     Queries for that are prepared in float16, which its tiles are multiplied in, whatever the dtype of their memory.
     """
     layer, runs = prompts.layer, len(prompts.index)
     queries = workspace.queries(len(prompts.qkv), sizes.heads, layer.key_cache.shape[-1], prompts.qkv.dtype)
     module = context.module(layer.kernels)
-    seen = 2 * prompts.table.numel() * layer.key_cache[0].numel() * queries.dtype.itemsize
+    blocks = seen_blocks(prompts.table.shape[1], len(prompts.qkv), sizes.sliding_window, layer.key_cache.shape[2])
+    seen = 2 * runs * blocks * layer.key_cache[0].numel() * queries.dtype.itemsize
     serves = cudnn_attention.serves(queries.dtype, queries.shape[-1], prompts.positions)
     if not serves or (layer.in_float8 and seen > _MOST_WIDENED):
         factor = 1.0 if queries.dtype == torch.float32 else sizes.score_scale * _LOG2_E
@@ -59,7 +61,7 @@ def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Wo
     lengths = workspace.lengths(runs)
     caches, table, widening = layer.caches, prompts.table, list[Call]()
     if layer.in_float8:
-        widened = workspace.widened(runs, table.shape[1], layer.key_cache, queries.dtype)
+        widened = workspace.widened(runs, blocks, layer.key_cache, queries.dtype)
         caches, table = (widened.keys, widened.values), widened.table
         widening.append(_Widening(prompts, widened, sizes, module))
     library = cudnn_attention.CudnnAttention(
@@ -76,6 +78,16 @@ def prompt_calls(prompts: Prompts, sizes: Sizes, context: Context, workspace: Wo
     return preparation, *widening, library
 
 
+def seen_blocks(max_blocks: int, tokens: int, sliding_window: int, block_size: int) -> int:
+    """Blocks that a run of at most ``tokens`` sees, in whole tiles of cuDNN's: all ``max_blocks`` of its table, or
+    those from the tile on that its ``sliding_window`` begins in."""
+    if not sliding_window:
+        return max_blocks
+    before = cudnn_attention.KEYS - 1 + sliding_window - 1  # positions in front of its first token, at most
+    tiles = -(-(before + tokens) // cudnn_attention.KEYS)
+    return min(max_blocks, tiles * cudnn_attention.KEYS // block_size)
+
+
 class _Widening:
     """``widen_<dtype>_<D>``, bound: what runs see of a cache in float8, once their keys and values are in it."""
 
@@ -84,7 +96,7 @@ class _Widening:
         self._device = widened.keys.device
         self._launch = Launch(
             module.kernel(f"widen_{suffix(widened.keys)}_{head_dim}"),
-            (prompts.table.shape[1], len(prompts.index), kv_heads),
+            (widened.table.shape[1], len(prompts.index), kv_heads),
             BLOCK,
             *prompts.inputs(prompts.qkv),
             *_scalars(prompts, sizes),

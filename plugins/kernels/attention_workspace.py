@@ -28,7 +28,7 @@ class Parts:
 @dataclass(frozen=True)
 class Widened:
     """What runs of prompts see of a cache in float8, in the dtype that is computed in: ``keys`` and ``values``
-    [runs * max_blocks, kv_heads, block_size, head_dim], which ``table`` int32 [runs, max_blocks] lists in order."""
+    [runs * blocks, kv_heads, block_size, head_dim], which ``table`` int32 [runs, blocks] lists in order."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -55,14 +55,14 @@ class Workspace:
             self._queries = torch.empty(size, dtype=torch.uint8, device=self._device)
         return self._queries[:size].view(dtype).view(tokens, heads, head_dim)
 
-    def widened(self, runs: int, max_blocks: int, cache: torch.Tensor, dtype: torch.dtype) -> Widened:
-        """Room for what runs of prompts see of a ``cache`` [blocks, kv_heads, block_size, head_dim] in ``dtype``."""
-        shape = (2, runs * max_blocks, *cache.shape[1:])
+    def widened(self, runs: int, blocks: int, cache: torch.Tensor, dtype: torch.dtype) -> Widened:
+        """Room for ``blocks`` of each of ``runs``, of a ``cache`` [_, kv_heads, block_size, head_dim], in ``dtype``."""
+        shape = (2, runs * blocks, *cache.shape[1:])
         size = math.prod(shape) * dtype.itemsize
         if len(self._widened) < size:
             self._widened = torch.empty(size, dtype=torch.uint8, device=self._device)
         keys, values = self._widened[:size].view(dtype).view(shape)
-        table = torch.arange(runs * max_blocks, dtype=torch.int32, device=self._device).view(runs, max_blocks)
+        table = torch.arange(runs * blocks, dtype=torch.int32, device=self._device).view(runs, blocks)
         return Widened(keys, values, table)
 
     def lengths(self, prompts: int) -> torch.Tensor:

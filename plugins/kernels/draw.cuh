@@ -187,6 +187,14 @@ __device__ __forceinline__ Contender settle(const Contender& best, const Scaling
     return winner;
 }
 
+// The random words of a group, which are those of the tokens' ids.
+template <class T>
+__device__ __forceinline__ void words_of(const Row<T>& row, const Noise& noise, int index, u32 (&words)[8]) {
+    if (!row.ids) return noise.words(index, words);
+#pragma unroll
+    for (int i = 0; i < 8; i++) words[i] = noise.word(row.ids[min(8 * index + i, row.vocab - 1)]);
+}
+
 // The winner of groups [first, last) of a row; every thread of the block calls it and gets the answer. `next` is the
 // group at first + threadIdx.x, which was asked for before.
 template <class T, class Source>
@@ -213,7 +221,7 @@ __device__ __forceinline__ Contender draw_part(const Row<T>& row, const Source& 
         float least = bound - scaling.slack(bound);
         bool possible = top > -INFINITE && top >= lowest && !(ceiling < least - NOISE_HIGH * scaling.noise_scale);
         u32 words[8];
-        if (possible) noise.words(index, words);
+        if (possible) words_of(row, noise, index, words);
         if (Source::bootstraps) {
             // While nothing is known: a cheap bound from below, so that few of the first tokens are evaluated.
             if (bound == -INFINITE) shared.raise(possible ? low_bound(group, scaling, words) : -INFINITE);

@@ -39,35 +39,33 @@ __device__ __forceinline__ float2 tree_sum(int count, Value value) {
     return sums[0];
 }
 
-// Blocks of a cluster and the threads along x share the inputs, those along y have other outputs. Sums of a group's
-// products are of exact numbers, and its scale is applied to the sum, so no weight is rounded. Rows and outputs that do
-// not exist are computed as the last ones.
+// Grid (blocks of a cluster, outputs / (16 * TILES)), at most ROWS rows. The warps of a block and the blocks of a
+// cluster share the inputs. Sums of a group's products are of exact numbers, and its scale is applied to the sum, so no
+// weight is rounded. Rows and outputs that do not exist are computed as the last ones.
 template <class T, int ROWS, int TILES, bool ZEROS>
 __device__ void int4_product(
     const u16* x, const u8* weight, const u16* scales, const u8* zeros, int rows, int width, int inner, int shift,
     u16* product
 ) {
-    constexpr int ROW_TILES = ROWS / 8, HALVES = 2 * TILES;
-    extern __shared__ float partial[];  // [warps along the inputs][ROWS][outputs of the block + INT4_PAD]
+    constexpr int ROW_TILES = ROWS / 8, HALVES = 2 * TILES, OUTPUTS = 8 * HALVES, PITCH = OUTPUTS + INT4_PAD;
+    extern __shared__ float partial[];  // [warps][ROWS][PITCH]
     int warp = __shfl_sync(ALL_LANES, threadIdx.x / 32, 0), warps = blockDim.x / 32;  // so that a warp branches as one
     int lane = threadIdx.x % 32, line = lane / 4, part = lane % 4;
-    int outputs = 8 * HALVES * blockDim.y, chunks = (inner + INT4_CHUNK - 1) / INT4_CHUNK;
-    i64 base = static_cast<i64>(outputs) * blockIdx.y;
-    int row = ROWS * blockIdx.z, stored = scales_of_output(inner, shift);
-    int there = min(ROWS, rows - row), until = min(i64(outputs), width - base);
+    int chunks = (inner + INT4_CHUNK - 1) / INT4_CHUNK, stored = scales_of_output(inner, shift);
+    i64 base = static_cast<i64>(OUTPUTS) * blockIdx.y;
+    int until = min(i64(OUTPUTS), width - base);
     weight += base * chunks * 64;
     scales += base * stored;
     if (ZEROS) zeros += base * stored / 2;
-    x += static_cast<i64>(row) * inner;
     int at[HALVES], scale_at[HALVES], x_at[ROW_TILES];
 #pragma unroll
     for (int i = 0; i < HALVES; ++i) {
-        int of = min(8 * (HALVES * int(threadIdx.y) + i) + line, until - 1);
+        int of = min(8 * i + line, until - 1);
         at[i] = of * chunks * 64 + 16 * part;
         scale_at[i] = of * stored;
     }
 #pragma unroll
-    for (int t = 0; t < ROW_TILES; ++t) x_at[t] = min(8 * t + line, there - 1) * inner + 8 * part;
+    for (int t = 0; t < ROW_TILES; ++t) x_at[t] = min(8 * t + line, rows - 1) * inner + 8 * part;
     auto load = [&](int chunk) {
         Int4Chunk<HALVES> found;
         int first = first_scale(chunk, shift);
@@ -124,36 +122,35 @@ __device__ void int4_product(
         }
     }
 
-    int pitch = outputs + INT4_PAD;
 #pragma unroll
     for (int t = 0; t < ROW_TILES; ++t)
 #pragma unroll
         for (int i = 0; i < 4 * TILES; ++i) {
-            int to = 8 * (HALVES * threadIdx.y + i / 2) + line, r = 8 * t + 2 * part + i % 2;
-            partial[(warp * ROWS + r) * pitch + to] = sums[i / 4][t][i % 4];
+            int to = 8 * (i / 2) + line, r = 8 * t + 2 * part + i % 2;
+            partial[(warp * ROWS + r) * PITCH + to] = sums[i / 4][t][i % 4];
         }
     __syncthreads();
-    int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+    int thread = threadIdx.x, threads = blockDim.x;
     auto sum_warps = [&](int r, int o) {
-        return tree_sum(warps, [&](int w) { return *reinterpret_cast<float2*>(partial + (w * ROWS + r) * pitch + o); });
+        return tree_sum(warps, [&](int w) { return *reinterpret_cast<float2*>(partial + (w * ROWS + r) * PITCH + o); });
     };
     auto store = [&](int r, int o, float2 sum) {
-        T::store2(product + static_cast<i64>(row + r) * width + base + o, sum);
+        T::store2(product + static_cast<i64>(r) * width + base + o, sum);
     };
     int shared_by = cluster_size();
     if (shared_by == 1) {
-        for_pairs(there, until, thread, threads, [&](int r, int o) { store(r, o, sum_warps(r, o)); });
+        for_pairs(rows, until, thread, threads, [&](int r, int o) { store(r, o, sum_warps(r, o)); });
         return;
     }
 #if __CUDA_ARCH__ >= 900
-    for_pairs(there, until, thread, threads, [&](int r, int o) {
-        *reinterpret_cast<float2*>(partial + r * pitch + o) = sum_warps(r, o);
+    for_pairs(rows, until, thread, threads, [&](int r, int o) {
+        *reinterpret_cast<float2*>(partial + r * PITCH + o) = sum_warps(r, o);
     });
     arrive_at_cluster();
     wait_for_cluster();
     u32 mine = static_cast<u32>(__cvta_generic_to_shared(partial));
-    for_pairs(there, until, thread + cluster_rank() * threads, threads * shared_by, [&](int r, int o) {
-        u32 at = mine + 4 * (r * pitch + o);
+    for_pairs(rows, until, thread + cluster_rank() * threads, threads * shared_by, [&](int r, int o) {
+        u32 at = mine + 4 * (r * PITCH + o);
         store(r, o, tree_sum(shared_by, [&](int block) { return load_remote2(address_in(at, block)); }));
     });
     arrive_at_cluster();  // nobody leaves while others read

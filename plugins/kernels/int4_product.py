@@ -20,7 +20,6 @@ _SCRATCH = 64 << 20  # bytes of weights as numbers
 _WARPS = 8  # of a block, which share the inputs of its outputs
 _THREADS = 32 * _WARPS
 _OF_WARP = 32  # outputs
-_NARROW = 8192  # outputs of a product whose inputs more warps share
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
@@ -82,7 +81,7 @@ class FewRows:
         shared = 4 * _WARPS * tile.rows * (_OF_WARP + 4)
         zeros = "_zeros" if o.zeros is not None else ""
         kernel = module.kernel(f"int4_product_{tile.rows}{zeros}_{suffix(o.x)}", shared=shared)
-        grid = (tile.blocks, -(-o.width // _OF_WARP), 1)
+        grid = (tile.blocks, -(-o.width // _OF_WARP), 1)  # a cluster lies along the first axis
         sizes = (np.int32(o.rows), np.int32(o.width), np.int32(o.inner), np.int32(o.shift))
         self._device = o.x.device
         self._launch = Launch(

@@ -126,13 +126,15 @@ struct Row {
     const T* logits;
     const u8* mask;  // bit t % 8 of byte t / 8 allows token t; null allows all
     int vocab;
+    const int* ids;  // the target's, of a draft's tokens, ascending; null: the same
 
     // `mask_words` is null or that of the whole tensor, ceil(vocab / 32) words per row.
-    __device__ __forceinline__ Row(const T* tensor, const int* mask_words, i64 row, int vocab)
+    __device__ __forceinline__ Row(const T* tensor, const int* mask_words, i64 row, int vocab, const int* ids = nullptr)
         : logits(tensor + row * vocab),
           mask(mask_words ? reinterpret_cast<const u8*>(mask_words + row * ((vocab + 31) / 32)) : nullptr),
-          vocab(vocab) {}
+          vocab(vocab), ids(ids) {}
 
+    __device__ __forceinline__ int id(int token) const { return ids ? ids[token] : token; }
     __device__ __forceinline__ int groups() const { return (vocab + 7) / 8; }
 
     // A group whose loads are under way: nothing waits for them before take().

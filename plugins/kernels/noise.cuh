@@ -39,6 +39,14 @@ struct Noise {
         quad(2 * group + 1, out + 4);
     }
 
+    // The random word of one token.
+    __device__ __forceinline__ u32 word(u32 token) const {
+        u32 four[4];
+        quad(token / 4, four);
+        u32 low = token & 1 ? four[1] : four[0], high = token & 1 ? four[3] : four[2];
+        return token & 2 ? high : low;
+    }
+
     // The random words of tokens 4 * quad to 4 * quad + 3.
     __device__ __forceinline__ void quad(u32 quad, u32* out) const {
         u64 left = u64(quad) * PHILOX_M0;

@@ -131,14 +131,14 @@ __device__ __forceinline__ void row_stats(const T* logits, const int* bitmask, c
 // Grid (parts, rows, batch). Each block finds the winner of its part of its row; the last block of a request to end
 // looks at them all, writes what the request emits, and leaves its counter at 0 for the next launch. By then all blocks
 // have read the request's position, which `progress` may move. Without `stats` there are neither filters nor the
-// rejection rule.
+// rejection rule. `ids`: see Row.
 template <class T>
 __device__ __forceinline__ void choose(const T* logits, const int* bitmask, const i64* draft_tokens,
                                        const i64* draft_len, const Sampling& sampling, const float* draft_probs,
-                                       const Stats* stats, int rows, int vocab, int drafting, Partial* partials,
+                                       const Stats* stats, const int* ids, int rows, int vocab, int drafting, Partial* partials,
                                        u32* counters, const Progress& progress, i64* tokens, i64* count) {
     int parts = gridDim.x, index = blockIdx.y, item = blockIdx.z;
-    Row<T> row(logits, bitmask, i64(item) * rows + index, vocab);
+    Row<T> row(logits, bitmask, i64(item) * rows + index, vocab, ids);
     Span span(row.groups());
     auto next = row.fetch(span.first + threadIdx.x, span.last);  // under way while the request is read
     Request request(sampling, item, vocab);
@@ -166,7 +166,7 @@ __device__ __forceinline__ void choose(const T* logits, const int* bitmask, cons
     for (int row = threadIdx.x >> 5; row <= drafts.length; row += blockDim.x >> 5) {
         if (by_rejection && row != accepted) continue;
         int token = winner(results + row * parts, parts, request, by_rejection && row < drafts.length);
-        if ((threadIdx.x & 31) == 0) winners[row] = token;
+        if ((threadIdx.x & 31) == 0) winners[row] = ids && token >= 0 ? ids[token] : token;
     }
     __syncthreads();
     if (threadIdx.x >= 32) return;
@@ -183,18 +183,19 @@ __device__ __forceinline__ void choose(const T* logits, const int* bitmask, cons
     counters[item] = 0;
 }
 
-// Grid (parts, batch). The law each token was drawn from, float32 [batch, vocab]; one-hot where it was chosen.
+// Grid (parts, batch). The law each token was drawn from, float32 [batch, vocab]; one-hot where it was chosen. `ids`:
+// see Row.
 template <class T>
 __device__ __forceinline__ void draft_law(const T* logits, const Sampling& sampling, const Stats* stats,
-                                          const i64* token, int vocab, float* probs) {
+                                          const i64* token, const int* ids, int vocab, float* probs) {
     int item = blockIdx.y;
     Request request(sampling, item, vocab);
-    Row<T> row(logits, nullptr, item, vocab);
+    Row<T> row(logits, nullptr, item, vocab, ids);
     bool drawn = request.sampled && token[item] >= 0;
     Law law = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
     if (drawn) law.stats = stats[item];
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocab; i += gridDim.x * blockDim.x)
-        probs[i64(item) * vocab + i] = drawn ? law.probability(row.at(i)) : float(i == token[item]);
+        probs[i64(item) * vocab + i] = drawn ? law.probability(row.at(i)) : float(row.id(i) == token[item]);
 }
 
 #define SAMPLING_PARAMETERS                                                                                     \
@@ -213,14 +214,15 @@ __device__ __forceinline__ void draft_law(const T* logits, const Sampling& sampl
     }                                                                                                            \
     extern "C" __global__ void __launch_bounds__(256, 3) choose_##NAME(                                          \
         const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS, \
-        const float* draft_probs, const Stats* stats, int rows, int vocab, int drafting, Partial* partials,      \
-        u32* counters, i64* length, i64* next_position, i64* newest, i64* tokens, i64* count) {                  \
-        choose(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, stats, rows, vocab, drafting,    \
-               partials, counters, Progress{length, next_position, newest}, tokens, count);                      \
+        const float* draft_probs, const Stats* stats, const int* ids, int rows, int vocab, int drafting,         \
+        Partial* partials, u32* counters, i64* length, i64* next_position, i64* newest, i64* tokens, i64* count) {                  \
+        choose(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, stats, ids, rows, vocab,          \
+               drafting, partials, counters, Progress{length, next_position, newest}, tokens, count);                      \
     }                                                                                                            \
     extern "C" __global__ void __launch_bounds__(256) draft_law_##NAME(                                          \
-        const T* logits, SAMPLING_PARAMETERS, const Stats* stats, const i64* token, int vocab, float* probs) {   \
-        draft_law(logits, SAMPLING, stats, token, vocab, probs);                                                 \
+        const T* logits, SAMPLING_PARAMETERS, const Stats* stats, const i64* token, const int* ids, int vocab,   \
+        float* probs) {                                                                                          \
+        draft_law(logits, SAMPLING, stats, token, ids, vocab, probs);                                            \
     }
 
 IF_BF16(KERNELS(bf16, bf16))

@@ -118,25 +118,26 @@ class VerifyLaunch:
 class ProposeLaunch:
     """``sample_draft`` on one set of tensors: the bindings of ``contract.propose``.
 
-    With ``draft_probs`` among them the law of each token is written too. ``stats`` says that a request may filter.
+    With ``draft_probs`` among them the law of each token is written too; ``target_ids`` may be missing. ``stats`` says
+    that a request may filter.
     """
 
     def __init__(
         self, module: KernelModule, tensors: Mapping[str, torch.Tensor], workspace: Workspace, *, stats: bool
     ) -> None:
         logits, token, probs = tensors["logits"], tensors["token"], tensors.get("draft_probs")
-        batch, vocab = logits.shape[0], logits.shape[-1]
+        batch, vocab, ids = logits.shape[0], logits.shape[-1], tensors.get("target_ids")
         sampling = [tensors[name] for name in _SAMPLING]
         inputs = [logits.view(batch, 1, vocab), None, None, None, *sampling]
         outputs = [None, None, None, token, None]
         self._device = logits.device
         self._launches = _choice(
-            module, inputs, None, workspace, stats or probs is not None, True, outputs, with_probs=probs is not None
+            module, inputs, None, workspace, stats or probs is not None, True, outputs, probs is not None, ids
         )
         if probs is not None:
             kernel = module.kernel(f"draft_law_{suffix(logits)}")
             grid = (min(_MOST_PARTS, -(-vocab // _LAW_THREADS)), batch, 1)
-            arguments = (logits, *sampling, workspace.stats, token, np.int32(vocab), probs)
+            arguments = (logits, *sampling, workspace.stats, token, ids, np.int32(vocab), probs)
             self._launches.append(Launch(kernel, grid, (_LAW_THREADS, 1, 1), *arguments))
 
     def run(self) -> None:
@@ -152,8 +153,8 @@ def _choice(
     stats: bool,
     drafting: bool,
     outputs: list[torch.Tensor | None],
-    *,
     with_probs: bool = False,
+    target_ids: torch.Tensor | None = None,
 ) -> list[Launch]:
     """row_stats, if ``stats``, and choose."""
     logits = inputs[0]
@@ -179,6 +180,7 @@ def _choice(
         *inputs,
         draft_probs,
         workspace.stats if stats else None,
+        target_ids,
         *sizes,
         np.int32(drafting),
         *scratch,

@@ -19,6 +19,7 @@ def sample_draft(
     seed: npt.ArrayLike,
     position: npt.ArrayLike,
     rule: RuleLike,
+    target_ids: npt.ArrayLike | None = None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Return one token per request, int64 [batch], and the law it was drawn from, float32 [batch, vocab].
 
@@ -26,6 +27,9 @@ def sample_draft(
     *coupled* rule draws with the noise that the target will use there; *rejection* has a stream of its own (DRAFT),
     because a draft that shares noise with the coin or the residual biases the text. Temperature 0 takes the largest
     logit, and its law is one-hot. A row without any finite logit gives token −1 and a law of zeros.
+
+    Of a draft that knows a part of its target's tokens ``vocab`` is that part, the law's too. ``target_ids`` integer
+    [vocab] are the target's ids of its tokens, ascending: the noise is theirs, and so is the token that is returned.
     """
     raw = finite_logits(np.asarray(logits))
     raw = raw.reshape(raw.shape[0], 1, raw.shape[-1])
@@ -34,10 +38,12 @@ def sample_draft(
         batch, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=position, rule=rule
     )
     purpose = np.where(sampling.rule == Rule.REJECTION, Purpose.DRAFT, Purpose.SAMPLE)
+    ids = np.arange(vocab) if target_ids is None else np.asarray(target_ids)
     scores = filter_logits(raw, sampling)[:, 0]
-    drawn = np.argmax(scores + position_noise(sampling.seed, sampling.position, purpose, vocab), axis=-1)
+    noise = position_noise(sampling.seed, sampling.position, purpose, int(ids[-1]) + 1)[:, ids]
+    drawn = np.argmax(scores + noise, axis=-1)
     sampled = sampling.temperature > 0
-    token = np.where(sampled, drawn, np.argmax(raw[:, 0], axis=-1))
-    token = np.where(np.isfinite(raw).any(axis=(1, 2)), token, -1).astype(np.int64)
-    one_hot = (token[:, None] == np.arange(vocab)).astype(np.float32)
+    column = np.where(sampled, drawn, np.argmax(raw[:, 0], axis=-1))
+    token = np.where(np.isfinite(raw).any(axis=(1, 2)), ids[column], -1).astype(np.int64)
+    one_hot = (token[:, None] == ids).astype(np.float32)
     return token, np.where(sampled[:, None], law(scores), one_hot)

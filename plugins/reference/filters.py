@@ -29,8 +29,9 @@ def filter_logits(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     peak = np.max(logits, axis=-1, keepdims=True)
     with np.errstate(over="ignore"):  # a score below the range of float32 is −inf, as it should be
         scores = (logits - np.where(np.isfinite(peak), peak, np.float32(0))) / temperature[:, None, None]
-    scores = _top_k(scores, sampling.top_k)
-    scores = _top_p(scores, sampling.top_p)
+    scores = _top_p(_top_k(scores, sampling.top_k), sampling.top_p)
+    if not (sampling.min_p > 0).any():
+        return scores
     return np.where(np.exp(scores, dtype=np.float64) >= sampling.min_p[:, None, None], scores, _NEVER)
 
 
@@ -47,7 +48,10 @@ def law(scores: np.ndarray) -> np.ndarray:
 
 def _top_k(scores: np.ndarray, top_k: np.ndarray) -> np.ndarray:
     vocab = scores.shape[-1]
-    kept = np.where((top_k > 0) & (top_k < vocab), top_k, vocab)
+    active = (top_k > 0) & (top_k < vocab)
+    if not active.any():  # a vocabulary takes long to sort
+        return scores
+    kept = np.where(active, top_k, vocab)
     ascending = np.sort(scores, axis=-1)
     last = np.take_along_axis(ascending, np.broadcast_to(vocab - kept[:, None, None], (*scores.shape[:-1], 1)), axis=-1)
     return np.where(scores >= last, scores, _NEVER)
@@ -55,6 +59,8 @@ def _top_k(scores: np.ndarray, top_k: np.ndarray) -> np.ndarray:
 
 def _top_p(scores: np.ndarray, top_p: np.ndarray) -> np.ndarray:
     active = ((top_p > 0) & (top_p < 1))[:, None, None]
+    if not active.any():
+        return scores
     descending = -np.sort(-scores, axis=-1)
     mass = np.cumsum(np.exp(descending, dtype=np.float64), axis=-1)
     before = np.concatenate((np.zeros_like(mass[..., :1]), mass[..., :-1]), axis=-1)

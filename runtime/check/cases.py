@@ -16,8 +16,8 @@ SAMPLING = tuple(binding.name for binding in operators.SAMPLING)
 def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, filters: bool = True) -> Case:
     """Rules, temperatures, filters, seeds and masks mixed; ragged drafts, dead rows, logits that are no numbers.
 
-    The arrays are named as verification's inputs. Logits are float32 that ``dtype`` holds exactly. Most drafts are
-    what the law itself would draw, so that runs of every length occur. ``filters`` False leaves what
+    The arrays are named as inputs of verification and drafting. Logits are float32 that ``dtype`` holds exactly. Most
+    drafts are what the law itself would draw, so that runs of every length occur. ``filters`` False leaves what
     ``Engine.bind`` calls so out of every request: top-k, top-p, min-p and the rejection rule.
     """
     rng = np.random.default_rng([seed, vocab, window])
@@ -56,6 +56,7 @@ def awkward_case(*, vocab: int, window: int, batch: int, seed: int, dtype: str, 
         "draft_tokens": drafts,
         "draft_len": rng.integers(0, window + 1, batch),
         "draft_probs": draft_probs,
+        "target_ids": np.sort(rng.choice(4 * vocab, vocab, replace=False)).astype(np.int32),
         **sampling,
     }
 
@@ -70,10 +71,11 @@ def rounded(logits: np.ndarray, dtype: str) -> np.ndarray:
 
 def verified(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and counts by definition; without ``draft_probs`` every draft counts as chosen."""
-    given = {name: values for name, values in case.items() if name != "bitmask"}
+    given = {name: values for name, values in case.items() if name not in ("bitmask", "target_ids")}
     return verify_draft(**{**given, "logits": token_bitmask(case["logits"], case["bitmask"])})
 
 
 def drawn(case: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Drafted token and its law, for the first row of logits, by definition."""
-    return sample_draft(case["logits"][:, :1], **{name: case[name] for name in SAMPLING})
+    asked = {name: case[name] for name in SAMPLING}
+    return sample_draft(case["logits"][:, :1], **asked, target_ids=case.get("target_ids"))

@@ -88,7 +88,7 @@ class Marks:
             section = self._sections.get(part.kind)
             if section is not None:
                 before = len(section.text)
-                section.push(part.id, include_stop=False)
+                section.push([part.id], include_stop=False)
                 self._drafted[part.kind] += [drafted[part.at - self._tokens]] * (len(section.text) - before)
         self._tokens = end
         yield from self._stretches("reasoning", item.reasoning)

@@ -15,6 +15,7 @@ from tandemrt.engines.contract import mask_words
 from tandemrt.engines.errors import BadRequest, InternalError, quoted
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.bad_words import ROOT, BadWords
+from tandemrt.runtime.constraints.bitmask import FixedRow
 from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
 from tandemrt.runtime.constraints.phases import Grammar, Kind, Phase, Phases, Refused, State, Told
 from tandemrt.runtime.constraints.thinking import ThinkingRule
@@ -214,28 +215,29 @@ class Constraint:
         self._empty_after = None
         state, window = self._state, Filled([], [])
         drafted, follows, node = list(map(int, draft)), list[int](), self._bad_node
+        if plain := self._plain_run(state, drafted):
+            shared = self._phases.shared_row(state)
+            assert shared is not None
+            if not overrule or shared.only is None:
+                masks.share(first, shared.words, plain)
+                window.tokens.extend(drafted[:plain])
+                state = self._phases.lengthened(state, plain)
         self._phases.look_ahead(state, drafted)
         try:
             while state.phase is not Phase.DONE:
                 at = len(window.tokens)
-                row = self._phases.shared_row(state) if self._bad_words is None else None
-                if row is not None:
-                    masks.share(first + at, row)
-                else:
-                    row = masks.own(first + at)
-                    self._phases.write_row(state, row)
-                    self._forbid_words(state, node, row)
+                row = self._write_row(state, node, masks, first + at)
                 token = drafted[at] if at < len(drafted) else None
-                refused = token is None or not bitmask.allows(row, token)
+                refused = token is None or not row.allows(token)
                 if at < most and (refused or overrule):
                     follows = follows or self._phases.forced(state) or _single(row)
-                    if follows and bitmask.allows(row, follows[0]):
+                    if follows and row.allows(follows[0]):
                         if token != follows[0]:
                             token, drafted = follows[0], drafted[:at]
                         window.forced.append(at)
                         refused = False
                 if token is None or refused:
-                    if not row.any():
+                    if row.empty:
                         self._empty_after = tuple(window.tokens)
                     break
                 follows = follows[1:] if follows[:1] == [token] else []
@@ -259,10 +261,15 @@ class Constraint:
         Raises:
             InternalError: a token that its own row forbids. Nothing has changed then.
         """
+        emitted = list(map(int, tokens))
+        if 0 < self._plain_run(self._state, emitted) == len(emitted):
+            kind = self._phases.plain_kind(self._state)
+            self._state, self._empty_after = self._phases.lengthened(self._state, len(emitted)), None
+            return Commit(emitted, pieces=[Piece(kind, tuple(emitted))])
         state, scribe = self._state, _Scribe(self._phases, self._held)
         kept: list[int] = []
         node = self._bad_node
-        for token in map(int, tokens):
+        for token in emitted:
             if state.finish:
                 break
             try:
@@ -292,6 +299,21 @@ class Constraint:
         copy.__dict__.update(self.__dict__)
         copy._phases = self._phases.fork()
         return copy
+
+    def _plain_run(self, state: State, tokens: Sequence[int]) -> int:
+        """See Phases.plain_run; what is held for a marker or looked through for words is none."""
+        return 0 if self._held or self._bad_words is not None else self._phases.plain_run(state, tokens)
+
+    def _write_row(self, state: State, node: int, masks: MaskRows, index: int) -> FixedRow:
+        """Let row ``index`` of ``masks`` be that of ``state``, and return it."""
+        shared = self._phases.shared_row(state) if self._bad_words is None else None
+        if shared is not None:
+            masks.share(index, shared.words)
+            return shared
+        row = masks.own(index)
+        self._phases.write_row(state, row)
+        self._forbid_words(state, node, row)
+        return FixedRow(row)
 
     def _forbid_words(self, state: State, node: int, row: np.ndarray) -> None:
         if self._bad_words is not None and not self._phases.committed(state):
@@ -371,10 +393,9 @@ class _Scribe:
         return len(first)
 
 
-def _single(row: np.ndarray) -> list[int]:
+def _single(row: FixedRow) -> list[int]:
     """The token of a row that allows no other one."""
-    token = bitmask.only(row)
-    return [] if token is None else [token]
+    return [] if row.only is None else [row.only]
 
 
 def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:

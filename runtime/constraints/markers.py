@@ -52,14 +52,23 @@ class MarkerMatcher:
             node = self._insert(closing.symbols)
             node.closes, node.ends = closing, not closing.implicit
         self._number_prefixes(start, [closing.symbols for closing in closings])
-        self.first = frozenset(self.nodes[ROOT].next)  # a token without these leads from ROOT to ROOT
-        self.plain: set[int] = set()  # such tokens, as far as prompts had them
+        self.first = frozenset(self.nodes[ROOT].next)  # a token without these is plain: it leads from ROOT to ROOT
+        self.plain: set[int] = set()  # such tokens, as far as texts had them
         self._complete()
         self._vocabulary = vocabulary
         self._start = start
         self._ends = [closing.symbols for closing in closings]
         self._holding = frozenset(token for end in self._ends for token in vocabulary.holding(end))
         self._closing = [self._closing_behind(node) for node in self.nodes]
+
+    def is_plain(self, token: int) -> bool:
+        """Whether ``token`` holds no symbol that a marker begins with."""
+        if token in self.plain:
+            return True
+        if not self.first.isdisjoint(self._vocabulary.symbols(token)):
+            return False
+        self.plain.add(token)
+        return True
 
     def closing(self, node: int) -> frozenset[int]:
         """The tokens in which an end marker may be completed behind ``node``; others complete none."""

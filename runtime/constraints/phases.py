@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from tandemrt.runtime.constraints import bitmask
+from tandemrt.runtime.constraints.bitmask import FixedRow
 from tandemrt.runtime.constraints.markers import NO_MARKERS, ROOT, Closing, Marker
 from tandemrt.runtime.constraints.thinking import ThinkingRule, reaching, read_prompt
 
@@ -109,14 +110,15 @@ class Phases:
         self._forced_marker = rule.forced_marker if rule else range(0)
         self._budget = rule.budget if rule else None
         self._stop_ids, self._min_tokens, self._max_tokens = stop_ids, min_tokens, max_tokens
-        self._base = base
-        self._base_unstoppable = bitmask.without(base, stop_ids)
+        self._base = FixedRow(base)
+        self._base_unstoppable = FixedRow(bitmask.without(base, stop_ids))
         # A grammar may end with tokens that end nothing else: those of the bundle where a request ignores them.
         self._grammar_stops = frozenset(grammar.stop_ids) | stop_ids if grammar else stop_ids
-        self._answer_unstoppable = bitmask.without(base, self._grammar_stops)
+        self._answer_unstoppable = FixedRow(bitmask.without(base, self._grammar_stops))
         self._fed = 0  # tokens the grammar was fed since the last `keep` or `undo`
-        self._may_open = rule is not None and all(bitmask.allows(base, token) for token in rule.start)
-        self._thinking_rows: dict[int, np.ndarray] = {}
+        self._may_open = rule is not None and all(map(self._base.allows, rule.start))
+        self._thinking_rows: dict[int, FixedRow] = {}
+        self._plain: set[int] = set()
 
     def start(self, prompt: Sequence[int]) -> State:
         if self._rule is None:
@@ -143,7 +145,7 @@ class Phases:
             self.grammar.rollback(self._fed)
         self._fed = 0
 
-    def shared_row(self, state: State) -> np.ndarray | None:
+    def shared_row(self, state: State) -> FixedRow | None:
         """The row of ``state`` if it is one that many states share and nobody changes, else None: see write_row."""
         if state.phase is Phase.THINKING:
             return self._thinking_row(state.node)
@@ -155,7 +157,7 @@ class Phases:
         """Write the tokens that may follow ``state`` into an int32[words] row; a finished state allows everything."""
         shared = self.shared_row(state)
         if shared is not None:
-            row[:] = shared
+            row[:] = shared.words
         elif state.phase is Phase.DONE:
             row[:] = bitmask.ALL
         elif state.phase is Phase.FORCING:
@@ -180,6 +182,32 @@ class Phases:
         # Nothing becomes part of a marker any more.
         last = told[-1]._replace(left=0)
         return after._replace(length=length, phase=Phase.DONE, finish=after.finish or "length"), (*told[:-1], last)
+
+    def plain_run(self, state: State, tokens: Sequence[int]) -> int:
+        """How many of ``tokens`` do nothing but lengthen the text, so that ``lengthened`` is the state behind them.
+
+        The row of each is the shared one of ``state``, no grammar sees them, none begins a marker or ends the text, and
+        with the last of them neither the budget is spent nor the text as long as it may be.
+        """
+        if state.node != ROOT or self.shared_row(state) is None:
+            return 0
+        most = len(tokens)
+        if self._max_tokens is not None:
+            most = min(most, self._max_tokens - state.length - 1)
+        if state.phase is Phase.THINKING:
+            most = most if self._budget is None else min(most, self._budget - state.spent - 1)
+        elif state.length < self._min_tokens:
+            most = min(most, self._min_tokens - state.length)
+        for count in range(most):
+            if tokens[count] not in self._plain and not self._is_plain(tokens[count]):
+                return count
+        return most
+
+    def lengthened(self, state: State, count: int) -> State:
+        """The state behind a plain run of ``count`` tokens, at least one."""
+        if state.phase is Phase.THINKING:
+            return state._replace(length=state.length + count, spent=state.spent + count, tail=())
+        return state._replace(length=state.length + count)
 
     def forced(self, state: State) -> list[int]:
         """Tokens that spell what must follow ``state``, whatever the model says; none where there is a choice.
@@ -225,11 +253,18 @@ class Phases:
         """What a token that follows ``state`` is, unless it becomes part of a marker."""
         return "reasoning" if state.phase in (Phase.THINKING, Phase.FORCING) else "answer"
 
+    def _is_plain(self, token: int) -> bool:
+        """Whether ``token`` is allowed, begins no marker and is no stop token; it is known from then on."""
+        if not self._base_unstoppable.allows(token) or not (self._matcher is None or self._matcher.is_plain(token)):
+            return False
+        self._plain.add(token)
+        return True
+
     def _take(self, state: State, token: int) -> tuple[State, tuple[Told, ...]]:
         if state.phase is Phase.FORCING:
             return self._take_forced(state, token)
         if state.phase is Phase.THINKING:
-            if not bitmask.allows(self._thinking_row(state.node), token):
+            if not self._thinking_row(state.node).allows(token):
                 raise Refused
             return self._read(state, self.symbols(token))
         if state.phase is Phase.OPEN and self.grammar:
@@ -256,7 +291,7 @@ class Phases:
         # fit both wait in `pending`; those that fit only the marker bind the model to finish it. Of a token that holds
         # all of the marker it is the beginning of a block, unless the rest of the token says otherwise.
         tokens = (*state.pending, token)
-        legal = not state.marker_only and bitmask.allows(self._answer_base(state), token) and _accepts(grammar, tokens)
+        legal = not state.marker_only and self._answer_base(state).allows(token) and _accepts(grammar, tokens)
         node, end = self._opening(state, token) or (ROOT, 0)
         if end is None:
             after = state._replace(node=node, pending=tokens, marker_only=not legal)
@@ -270,7 +305,7 @@ class Phases:
         return self._feed(grammar, after, tokens), (Told("answer", 0),)
 
     def _take_answer(self, state: State, token: int) -> tuple[State, tuple[Told, ...]]:
-        if not bitmask.allows(self._answer_base(state), token):
+        if not self._answer_base(state).allows(token):
             raise Refused
         if self.grammar:
             return self._feed(self.grammar, state, (token,)), (Told("answer", 0),)
@@ -333,7 +368,7 @@ class Phases:
 
         Else the node behind it and, if it completes the marker, how many of its symbols do so.
         """
-        if state.phase is not Phase.OPEN or not self._may_open or not bitmask.allows(self._base_unstoppable, token):
+        if state.phase is not Phase.OPEN or not self._may_open or not self._base_unstoppable.allows(token):
             return None
         covered, node, end = self._covered(state), state.node, 0
         for end, symbol in enumerate(self.symbols(token), 1):
@@ -371,10 +406,10 @@ class Phases:
     def _forced(self, state: State) -> int:
         return self._forced_end[state.forced]
 
-    def _answer_base(self, state: State) -> np.ndarray:
+    def _answer_base(self, state: State) -> FixedRow:
         return self._base if state.length >= self._min_tokens else self._answer_unstoppable
 
-    def _thinking_row(self, node: int) -> np.ndarray:
+    def _thinking_row(self, node: int) -> FixedRow:
         # All tokens, but no stop token and none in which the reasoning ends and the grammar cannot begin.
         if self.grammar is None or self._matcher is None:
             return self._base_unstoppable
@@ -382,7 +417,7 @@ class Phases:
             state = State(Phase.THINKING, node=node)
             closing = self._matcher.closing(node)
             refused = [token for token in closing if not self._can(self._read, state, self.symbols(token))]
-            self._thinking_rows[node] = bitmask.without(self._base_unstoppable, refused)
+            self._thinking_rows[node] = FixedRow(bitmask.without(self._base_unstoppable.words, refused))
         return self._thinking_rows[node]
 
     def _write_grammar_row(self, grammar: Grammar, state: State, row: np.ndarray) -> None:
@@ -391,7 +426,7 @@ class Phases:
             with _taken_back(grammar, state.pending):
                 if not grammar.is_terminated():
                     grammar.fill(row)
-            row &= self._answer_base(state)
+            row &= self._answer_base(state).words
         if state.phase is not Phase.OPEN or not self._may_open or self._matcher is None:
             return
         for token in self._matcher.opening(state.node, self._covered(state)):

@@ -87,20 +87,15 @@ def read_prompt(rule: ThinkingRule, prompt: Iterable[int]) -> PromptReading:
     which an end marker counts as anywhere else. The token that holds the end of a start marker is no reasoning token.
     """
     matcher, symbols_of = rule.matcher, rule.vocabulary.symbols
-    nodes, first, plain = matcher.nodes, matcher.first, matcher.plain
+    nodes, plain = matcher.nodes, matcher.plain
     block_open: bool | None = None
     node, spent = ROOT, 0
     tail: tuple[int, ...] = ()
     for token in prompt:
-        if node == ROOT and token in plain:
+        if node == ROOT and (token in plain or matcher.is_plain(token)):
             spent, tail = spent + 1, ()
             continue
-        symbols = symbols_of(token)
-        if node == ROOT and first.isdisjoint(symbols):
-            plain.add(token)
-            spent, tail = spent + 1, ()
-            continue
-        within = block_open
+        within, symbols = block_open, symbols_of(token)
         for symbol in symbols:
             node = nodes[node].next.get(symbol, ROOT)
             here = nodes[node]

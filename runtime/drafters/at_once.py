@@ -11,14 +11,16 @@ from tandemrt.runtime.round.state import SlotState
 
 
 class AtOnceDrafter(DrawingDrafter):
-    """Draws from ``_logits`` [batch, window, vocab], whose row j is for the token j + 1 places behind the newest."""
+    """Draws from ``_logits`` [batch, window, width], whose row j is for the token j + 1 places behind the newest."""
 
     def __init__(self, resources: DraftResources, *, reach: int | None = None) -> None:
         super().__init__(resources, reach=reach)
         device, slots, window = self._device, resources.slots, resources.window
         self._steps = torch.arange(window, device=device)
         self._score_rows = Buffer((slots, window), torch.int64, device)
-        self._logits = Buffer((slots, window, self._vocab), self._dtype, device)
+        self._logits = Buffer((slots, window, self._width), self._dtype, device)
+        narrow = self._width < self._vocab
+        self._laws = Buffer((slots, window, self._width), torch.float32, device) if narrow else self._draft_probs
         self._sampling = {
             name: Buffer((slots, window), torch.float32 if name in SlotState.FLOATS else torch.int64, device)
             for name in self._state.sampling(0)
@@ -36,12 +38,15 @@ class AtOnceDrafter(DrawingDrafter):
         with self._masking() as masks:
             if masks is None:
                 draw.run()
-                return
-            logits = self._logits.view(batch, window, self._vocab)
-            for step in range(window):
-                masks.apply(logits[:, step])
-                draw.run()
-                masks.follow(self._buffers.draft_tokens.view(batch, window)[:, step].tolist())
+            else:
+                logits = self._logits.view(batch, window, self._width)
+                for step in range(window):
+                    masks.apply(logits[:, step])
+                    draw.run()
+                    masks.follow(self._buffers.draft_tokens.view(batch, window)[:, step].tolist())
+        if keep_probs and self._laws is not self._draft_probs:
+            rows = batch * window
+            self._keep_laws(self._draft_probs.view(rows, self._vocab), self._laws.view(rows, self._width))
 
     def _score_from(self, counts: torch.Tensor, scored: int, query: int) -> None:
         """Logits are wanted of ``scored`` tokens of each row from the last of its ``counts`` [batch] on."""
@@ -61,10 +66,10 @@ class AtOnceDrafter(DrawingDrafter):
     def _bind_draw(self, batch: int, window: int, keep_probs: bool, filters: bool) -> Call:
         rows = batch * window
         tensors = {name: self._repeated(name, batch, window) for name in self._sampling} | {
-            "logits": self._logits.view(rows, 1, self._vocab),
+            "logits": self._logits.view(rows, 1, self._width),
             "token": self._buffers.draft_tokens.view(rows),
         }
-        probs = self._draft_probs.view(rows, self._vocab) if keep_probs else None
+        probs = self._laws.view(rows, self._width) if keep_probs else None
         return self._bind_law(tensors, probs, filters=filters)
 
 

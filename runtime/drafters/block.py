@@ -38,7 +38,7 @@ class BlockDrafter(DrawingDrafter):
     def __init__(self, resources: DraftResources, *, mask_token: int, block: int, sample_from_anchor: bool) -> None:
         super().__init__(resources)
         self._block, self._first_row = block, 0 if sample_from_anchor else 1
-        self._width = int(self._engines["context"].contract["features"].shape[-1])
+        self._feature_width = int(self._engines["context"].contract["features"].shape[-1])
         self._ids = torch.zeros(self._slots, block, dtype=torch.int64, device=self._device).fill_(mask_token)
         self._context_call = cache(partial(self._bind_context, prompts=NO_PROMPTS))  # their graphs stay, so they do
         self._packed_context_call = lru_cache(MOST_PACKED)(self._bind_context)
@@ -54,7 +54,7 @@ class BlockDrafter(DrawingDrafter):
         assert features is not None
         self._engines["context"].bind(
             {
-                "features": features.view(slots, count, self._width),
+                "features": features.view(slots, count, self._feature_width),
                 "write_index": self._state.view("length", slot + slots)[slot:],
                 **self._cache.rows(slot, slots),
             }
@@ -105,7 +105,7 @@ class BlockDrafter(DrawingDrafter):
             shape = (batch * rows + prompts.prompt_tokens,)
         index = self._state.view("length", batch)
         given = {
-            "features": features.view(*shape, self._width),
+            "features": features.view(*shape, self._feature_width),
             # A packed call has one row at least, here one without tokens.
             "write_index": index if batch else torch.zeros(1, dtype=torch.int64, device=self._device),
             **self._cache.rows(0, max(1, batch)),

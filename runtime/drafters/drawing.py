@@ -20,12 +20,14 @@ from tandemrt.runtime.round.round import Round
 class DrawingDrafter(Unmoved):
     """Runs the engine "draft" over a cache of its own and draws by "propose" or "propose_probs".
 
+    Logits are ``width`` wide: of the target's vocabulary, or of the part of it that the draft knows.
+
     ``reach``: see Drafter. None for a head, because a bundle's texts are no longer than what its head reaches.
     """
 
     ahead = True
 
-    _logits: Buffer  # [slots, rows, vocab] of a run
+    _logits: Buffer  # [slots, rows, width] of a run
 
     def __init__(self, resources: DraftResources, *, reach: int | None = None) -> None:
         slots, window, engines = resources.slots, resources.window, resources.engines
@@ -39,10 +41,14 @@ class DrawingDrafter(Unmoved):
         self._graphs = resources.graphs
         self._runs = resources.runs
         draft = engines["draft"]
-        self._vocab = logits_width(draft.contract)
+        self._width, self._vocab = logits_width(draft.contract), logits_width(engines["target"].contract)
         self._device, self._dtype = draft.device, getattr(torch, draft.contract["logits"].dtype)
         self._capturable = all(engines[name].capturable for name in ("draft", "propose", "propose_probs"))
         self._draft_probs = Buffer((slots, window, self._vocab), torch.float32, self._device)
+        self._known = resources.target_ids
+        if self._known is not None:
+            self._target_ids = torch.tensor(self._known, dtype=torch.int32, device=self._device)
+            self._columns = self._target_ids.to(torch.int64)
         self._slots = slots
         self._starts = cache(self._first_of_rows)
         self._masked: Round | None = None  # the round that is being drafted, if its drafts are masked
@@ -54,7 +60,7 @@ class DrawingDrafter(Unmoved):
     @cached_property
     def _masks(self) -> DraftMasks:
         """Made when somebody asks for them: they are as wide as the vocabulary."""
-        return DraftMasks(self._slots, self._vocab, self._device)
+        return DraftMasks(self._slots, self._vocab, self._device, self._known)
 
     def _proposal(self, this: Round) -> tuple[Buffer | None, list[torch.Tensor]]:
         """The probabilities that ``this`` round keeps, if a rule reads them, and all tensors that drafting writes."""
@@ -101,7 +107,7 @@ class DrawingDrafter(Unmoved):
                 "token_ids": tokens if self._runs is None else tokens.reshape(-1),
                 "score_rows": score_rows,
                 "write_index": write_index,
-                "logits": (logits or self._logits).view(batch, rows, self._vocab),
+                "logits": (logits or self._logits).view(batch, rows, self._width),
                 **self._cache.rows(0, batch),
                 **others,
             }
@@ -116,9 +122,19 @@ class DrawingDrafter(Unmoved):
         return torch.tensor([[step * row] for row in range(batch)], dtype=torch.int64, device=self._device)
 
     def _bind_law(self, tensors: dict[str, torch.Tensor], probs: torch.Tensor | None, *, filters: bool) -> Call:
-        """The call that draws; ``probs``: where the law goes that was drawn from."""
-        kept = {} if probs is None else {"draft_probs": probs}
-        return self._engines["propose" if probs is None else "propose_probs"].bind(tensors | kept, filters=filters)
+        """The call that draws; ``probs`` [rows, width]: where the law goes that was drawn from."""
+        others = {} if probs is None else {"draft_probs": probs}
+        if self._known is not None:
+            others["target_ids"] = self._target_ids
+        return self._engines["propose" if probs is None else "propose_probs"].bind(tensors | others, filters=filters)
+
+    def _keep_laws(self, kept: torch.Tensor, laws: torch.Tensor) -> None:
+        """Write ``laws`` [rows, width] into ``kept`` [rows, vocab]."""
+        if self._known is None:
+            kept.copy_(laws)
+        else:
+            kept.zero_()
+            kept.index_copy_(1, self._columns, laws)
 
 
 class StepwiseDrafter(DrawingDrafter):
@@ -130,9 +146,9 @@ class StepwiseDrafter(DrawingDrafter):
         self._index = torch.zeros(window + 2, slots, dtype=torch.int64, device=device)
         self._steps = torch.arange(-1, window + 1, device=device)[:, None]
         self._score_rows = Buffer((slots,), torch.int64, device)
-        self._logits = Buffer((slots, 1, self._vocab), self._dtype, device)
+        self._logits = Buffer((slots, 1, self._width), self._dtype, device)
         self._tokens = torch.zeros(window, slots, dtype=torch.int64, device=device)
-        self._step_probs = Buffer((slots, self._vocab), torch.float32, device)
+        self._step_probs = Buffer((slots, self._width), torch.float32, device)
         self._draw_call = cache(self._bind_draw)
 
     def _draw(self, batch: int, window: int, run: Callable[[int], None], *, keep_probs: bool, filters: bool) -> None:
@@ -141,21 +157,20 @@ class StepwiseDrafter(DrawingDrafter):
             for step in range(window):
                 run(step)
                 if masks is not None:
-                    masks.apply(self._logits.view(batch, self._vocab))
+                    masks.apply(self._logits.view(batch, self._width))
                 self._draw_call(batch, step, keep_probs, filters).run()
                 if masks is not None:
                     masks.follow(self._tokens[step, :batch].tolist())
                 if keep_probs:
-                    self._draft_probs.view(batch, window, self._vocab)[:, step].copy_(
-                        self._step_probs.view(batch, self._vocab)
-                    )
+                    kept = self._draft_probs.view(batch, window, self._vocab)[:, step]
+                    self._keep_laws(kept, self._step_probs.view(batch, self._width))
         self._buffers.draft_tokens.view(batch, window).copy_(self._tokens[:window, :batch].T)
 
     def _bind_draw(self, batch: int, step: int, keep_probs: bool, filters: bool) -> Call:
         tensors = self._state.drafting(batch) | {
-            "logits": self._logits.view(batch, 1, self._vocab),
+            "logits": self._logits.view(batch, 1, self._width),
             "position": self._index[step + 2, :batch],
             "token": self._tokens[step, :batch],
         }
-        probs = self._step_probs.view(batch, self._vocab) if keep_probs else None
+        probs = self._step_probs.view(batch, self._width) if keep_probs else None
         return self._bind_law(tensors, probs, filters=filters)

@@ -65,5 +65,5 @@ class MarkovDrafter(BlockDrafter, StepwiseDrafter):
         if self._memories:
             even, odd = (memory[:batch] for memory in self._memories)
             given |= {"memory": odd, "next_memory": even} if step % 2 else {"memory": even, "next_memory": odd}
-        logits = self._logits.view(batch, 1, self._vocab)
+        logits = self._logits.view(batch, 1, self._width)
         return self._engines["markov"].bind({"token_ids": before[:batch], "logits": logits, **given})

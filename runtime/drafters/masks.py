@@ -9,6 +9,7 @@ from tandemrt.engines.contract import mask_words
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.masks import MaskRows
+from tandemrt.runtime.drafters.target_ids import TargetIds
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.round import Round
@@ -18,14 +19,16 @@ class DraftMasks:
     """Follows the drafted tokens of a round and bars in the draft's logits what its constraint would refuse.
 
     Every drafted token is waited for, so that the next one's mask is known. Verification masks again, and what is
-    drafted changes no text. A draft with a vocabulary of its own has logits as wide as the target's.
+    drafted changes no text. ``vocab`` is the target's width; ``target_ids``: see DraftResources.
     """
 
-    def __init__(self, slots: int, vocab: int, device: torch.device) -> None:
+    def __init__(self, slots: int, vocab: int, device: torch.device, target_ids: TargetIds | None = None) -> None:
         self._vocab = vocab
+        self._ids = target_ids
+        self._width = vocab if target_ids is None else len(target_ids)
         self._words = np.zeros((slots, mask_words(vocab)), np.int32)
         self._rows = MaskRows(self._words)
-        self._bars = Buffer((slots, vocab), torch.float32, device, host=True)  # 0, or -inf for a token that is barred
+        self._bars = Buffer((slots, self._width), torch.float32, device, host=True)  # 0, or -inf where barred
         self._forks: dict[int, tuple[Constraint, Running]] = {}
 
     @contextmanager
@@ -41,9 +44,9 @@ class DraftMasks:
             self._forks = {}
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Bar in ``logits`` [batch, vocab] what may not follow. A row that nobody follows stays as it is."""
+        """Bar in the draft's ``logits`` [batch, width] what may not follow. A row nobody follows stays as it is."""
         batch = len(logits)
-        bars = self._bars.host_view(batch, self._vocab).numpy()
+        bars = self._bars.host_view(batch, self._width).numpy()
         bars.fill(0)
         for slot, (fork, running) in list(self._forks.items()):
             try:
@@ -53,9 +56,11 @@ class DraftMasks:
                 del self._forks[slot]
                 continue
             allowed = np.unpackbits(self._words[slot].view(np.uint8), count=self._vocab, bitorder="little")
+            if self._ids is not None:
+                allowed = allowed[self._ids]
             bars[slot][allowed == 0] = -np.inf
-        self._bars.copy_in(batch, self._vocab)
-        logits.add_(self._bars.view(batch, self._vocab))
+        self._bars.copy_in(batch, self._width)
+        logits.add_(self._bars.view(batch, self._width))
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Go on by the ``tokens`` that were drawn, by slot; a text that ends or cannot go on is followed no further."""

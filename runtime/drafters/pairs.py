@@ -99,7 +99,7 @@ class PairDrafter(DrawingDrafter):
                 "states": states,
                 "write_index": self._state.view("length", slot + slots)[slot:],
                 "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=head.device),
-                "logits": self._logits.view(slots, rows, self._vocab),
+                "logits": self._logits.view(slots, rows, self._width),
                 **self._made(slots, rows),
                 **self._cache.rows(slot, slots),
             }

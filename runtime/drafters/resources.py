@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tandemrt.runtime.backends.base import Engine
 from tandemrt.runtime.caches.kv_cache import Cache
+from tandemrt.runtime.drafters.target_ids import TargetIds
 from tandemrt.runtime.round.buffers import RoundBuffers
 from tandemrt.runtime.round.graphs import Graphs
 from tandemrt.runtime.round.runs import PromptRuns
@@ -23,6 +24,7 @@ class DraftResources:
         runs: the prompts of a round over a paged cache, None over a linear one.
         slots: rows of a round at most.
         window: drafted tokens per row of a round at most.
+        target_ids: as read_target_ids gives them.
     """
 
     engines: dict[str, Engine]
@@ -33,3 +35,4 @@ class DraftResources:
     runs: PromptRuns | None
     slots: int
     window: int
+    target_ids: TargetIds | None = None

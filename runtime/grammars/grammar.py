@@ -10,8 +10,8 @@ from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.phases import Grammar
 
 if TYPE_CHECKING:
-    from tandemrt.runtime.grammars.by_llguidance import GuidanceCompiler
     from tandemrt.runtime.grammars.by_xgrammar import XGrammarCompiler
+    from tandemrt.runtime.grammars.guidance_compiler import GuidanceCompiler
 
 
 class CompiledGrammar(Protocol):
@@ -62,7 +62,7 @@ class GrammarCompiler:
             raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(error)}") from error
 
     def _by_llguidance(self) -> "GuidanceCompiler":
-        from tandemrt.runtime.grammars.by_llguidance import GuidanceCompiler
+        from tandemrt.runtime.grammars.guidance_compiler import GuidanceCompiler
 
         with self._making:
             if self._guidance is None:

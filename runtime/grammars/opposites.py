@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import chain
 
 from tandemrt.runtime.grammars import patterns
-from tandemrt.runtime.grammars.patterns import Anchor, Characters, Group, Item, Range, Unreadable
+from tandemrt.runtime.grammars.pattern_parts import LAST, Anchor, Characters, Group, Item, Range, Unreadable
 
 MOST_STATES = 256  # of an automaton in which each character leads to one state
 MOST_PARTS = 1024  # of one that is put together from the parts of patterns
@@ -85,7 +85,7 @@ class _Nets:
     def _anything(self, begin: int) -> int:
         end = self._state()
         self._silent[begin].append(end)
-        self._steps[end].append((((0, patterns.LAST),), end))
+        self._steps[end].append((((0, LAST),), end))
         return end
 
     def _sequence(self, items: Iterable[Item], begin: int) -> int:
@@ -150,8 +150,8 @@ class _Nets:
 
 def _classes(ranges: list[Range]) -> list[list[Range]]:
     """All characters, in sets that no range tells apart."""
-    cuts = sorted({0, *chain.from_iterable((low, high + 1) for low, high in ranges)} - {patterns.LAST + 1})
-    parts = list(zip(cuts, [*(cut - 1 for cut in cuts[1:]), patterns.LAST], strict=True))
+    cuts = sorted({0, *chain.from_iterable((low, high + 1) for low, high in ranges)} - {LAST + 1})
+    parts = list(zip(cuts, [*(cut - 1 for cut in cuts[1:]), LAST], strict=True))
     alike: dict[frozenset[Range], list[Range]] = {}
     for part in parts:
         alike.setdefault(frozenset(pair for pair in ranges if pair[0] <= part[0] <= pair[1]), []).append(part)

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, StrictBoo
 from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.validation import Section, explain, refuse
 from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.pattern_parts import Unreadable
 
 NUMBER = "0123456789.eE+-"  # what may go on with a number
 _ENDS_ITSELF = ("object", "array", "string", "boolean", "null")
@@ -22,7 +23,7 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 def _readable(pattern: str) -> str:
     try:
         patterns.full(pattern)
-    except patterns.Unreadable as reason:
+    except Unreadable as reason:
         raise refuse(f"{reason} cannot be enforced; rewrite it without, got {quoted(pattern)}") from None
     return pattern
 

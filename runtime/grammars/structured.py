@@ -12,6 +12,7 @@ from tandemrt.engines.params import StructuredOutputs
 from tandemrt.runtime.grammars import patterns, structural_tag
 from tandemrt.runtime.grammars.engine import Engine, engine_of
 from tandemrt.runtime.grammars.output import OutputCheck
+from tandemrt.runtime.grammars.pattern_parts import Unreadable
 from tandemrt.runtime.grammars.schema.dialect import dialect_of
 from tandemrt.runtime.grammars.schema.emit import enforceable, loosened
 
@@ -157,7 +158,7 @@ def _no_constant(name: str) -> None:
 def _readable(pattern: str) -> str:
     try:
         return patterns.full(pattern)
-    except patterns.Unreadable as reason:
+    except Unreadable as reason:
         raise BadRequest(
             f"structured_outputs.regex: {reason} cannot be enforced; rewrite it without, got {quoted(pattern)}"
         ) from None

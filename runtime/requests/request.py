@@ -50,7 +50,7 @@ class Request:
         seed: int,
         max_tokens: int,
         window: int,
-        draft_temperature: float,
+        draft_temperature: float | None = None,
         client: str = "",
         listener: Listener,
         called: float | None = None,
@@ -62,7 +62,7 @@ class Request:
         self.seed = seed
         self.max_tokens = max_tokens
         self.window = window
-        self.draft_temperature = draft_temperature
+        self.draft_temperature = params.temperature if draft_temperature is None else draft_temperature
         self.client = client  # whose it is, for fair turns; "": nobody said
         self.trace: Trace | None = None  # what its rounds did, where somebody follows it
         self.index = index  # of the prompt's outputs

@@ -25,6 +25,11 @@ class StopMatcher:
             self._insert(stop)
         self._link()
 
+    @property
+    def any(self) -> bool:
+        """Whether there is any stop string."""
+        return len(self.found) > 1
+
     def step(self, node: int, character: str) -> int:
         """Return the node behind ``character``."""
         while character not in self._next[node]:

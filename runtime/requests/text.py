@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from tandemrt.runtime.requests.stops import ROOT, StopMatcher
 
@@ -31,7 +31,9 @@ class Section:
         self.text = ""
         self.released = 0
         self.stopped_by: str | None = None
+        self._taken = 0  # characters that ``take`` has given
         self._tokenizer = tokenizer
+        self._spells_bytes = isinstance(tokenizer.decoder, decoders.ByteLevel)
         self._skip_special = skip_special
         self._stops = stops
         self._node = ROOT  # of the end of the text
@@ -39,10 +41,38 @@ class Section:
         self._spelled = ""  # what it decodes to alone
         self._group: list[int] = []  # tokens behind it
 
-    def push(self, token_id: int, *, include_stop: bool) -> None:
-        """Add one token. On the first stop string found, cut the text there and set ``stopped_by``."""
-        self._group.append(token_id)
-        self._extend(self._decode_group(half=False), include_stop=include_stop)
+    def push(self, token_ids: Sequence[int], *, include_stop: bool) -> int:
+        """Add tokens, up to the one that completes a stop string, and say how many were added.
+
+        On the first stop string found, cut the text there and set ``stopped_by``.
+        """
+        if self._push_whole(token_ids):
+            return len(token_ids)
+        for count, token_id in enumerate(token_ids, 1):
+            self._group.append(token_id)
+            self._extend(self._decode_group(half=False), include_stop=include_stop)
+            if self.stopped_by is not None:
+                return count
+        return len(token_ids)
+
+    def _push_whole(self, token_ids: Sequence[int]) -> bool:
+        """Add tokens that are decoded at once, where that makes no difference: the decoder spells bytes, which need
+        nothing in front of them, they end with a whole character, and no stop string is completed in them.
+        """
+        if not self._spells_bytes:
+            return False
+        text, node = self._decode([*self._group, *token_ids]), self._node
+        if not text or text.endswith("\ufffd"):
+            return False
+        for character in text if self._stops.any else "":
+            node = self._stops.step(node, character)
+            if self._stops.found[node] is not None:
+                return False
+        self._node = node
+        self.text += text
+        self.released = len(self.text) - self._stops.depth[node]
+        self._context, self._group, self._spelled = [], [], ""
+        return True
 
     def finish(self) -> None:
         """Release what was held back, the bytes of an incomplete character (as U+FFFD) included."""
@@ -50,6 +80,12 @@ class Section:
             self.text += self._decode_group(half=True)
         self.released = len(self.text)
         self._node = ROOT
+
+    def take(self) -> str:
+        """What was released since the last call."""
+        new = self.text[self._taken : self.released]
+        self._taken = max(self._taken, self.released)
+        return new
 
     def _decode_group(self, *, half: bool) -> str:
         """What the group adds to the text; nothing while it ends in half a character, unless ``half``."""
@@ -95,7 +131,6 @@ class Transcript:
             kind: Section(tokenizer, matcher, skip_special=skip_special) for kind in ("reasoning", "answer")
         }
         self._include_stop = include_stop
-        self._taken = dict.fromkeys(self._sections, 0)
         self.tokens = 0  # tokens that were added, markers included
         self.reasoning_tokens = 0  # of those, reasoning
 
@@ -122,24 +157,18 @@ class Transcript:
         for other in self._sections:
             if other != kind:
                 self._sections[other].finish()
-        for index, token_id in enumerate(token_ids):
-            self.tokens += index not in inner
-            self.reasoning_tokens += kind == "reasoning" and index not in inner
-            section = self._sections.get(kind)  # markers belong to neither text
-            if section is not None:
-                section.push(token_id, include_stop=self._include_stop)
-                if section.stopped_by is not None:
-                    return True
-        return False
+        section, count = self._sections.get(kind), len(token_ids)  # markers belong to neither text
+        if section is not None:
+            count = section.push(token_ids, include_stop=self._include_stop)
+        counted = count - sum(index < count for index in inner)
+        self.tokens += counted
+        self.reasoning_tokens += counted if kind == "reasoning" else 0
+        return section is not None and section.stopped_by is not None
 
     def finish(self) -> None:
         for section in self._sections.values():
             section.finish()
 
     def take(self) -> Delta:
-        """Return what was released since the last call."""
-        parts = {}
-        for kind, section in self._sections.items():
-            parts[kind] = section.text[self._taken[kind] : section.released]
-            self._taken[kind] = max(self._taken[kind], section.released)
-        return Delta(parts["reasoning"], parts["answer"])
+        """What was released since the last call."""
+        return Delta(self._sections["reasoning"].take(), self._sections["answer"].take())

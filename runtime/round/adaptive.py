@@ -5,18 +5,20 @@ E(k) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_k tokens. A round takes the window wi
 over its requests, because one window serves all of them.
 
 The chances are counted per request and place over its last windows, and forgotten by and by, in favour of hope: so
-drafts that were useless are tried again every few dozen rounds, and so are longer windows. The cost is what rounds of
-as many rows and that window took when nothing disturbed them; a GPU is asked when the bundle opens (capture.py). What
-no round has taken yet is guessed from the windows beside it.
+drafts that were useless are tried again every few dozen rounds, less often where a token costs more, and so are longer
+windows. A request begins with what others had accepted, because a text is often over before its own windows say much.
+The cost is what rounds of as many rows and that window take (costs.py); a GPU is asked when the bundle opens
+(capture.py).
 """
 
 from collections.abc import Mapping, Sequence
 
-MEMORY, MOST = 0.95, 12.0  # what remains of a count in the next round, and how many drafted tokens count at most
+MEMORY, MOST = 0.95, 20.0  # what remains of a count when it goes on, and how many drafted tokens count at most
+PATIENCE = 0.97  # what remains of it in a round without it: exploring costs more than it brings where it is less
 HOPE, FAITH = 0.9, 0.5  # the chance where nothing is known, and how many drafted tokens that belief is worth
 LIKENESS = 1.0  # and how many the belief that a place in the window is as good as all places together
-GUESS = 0.25  # the cost of a drafted token before it was measured, in rounds without drafts
-_RISE = 1.02  # per round: what rounds take now becomes what they take at best
+OTHERS = 0.9  # what remains of what requests had accepted in the end, when the next one has ended
+BEGINNING = 8.0  # how many drafted tokens of others a request begins with at most, of each place
 
 
 class _Count:
@@ -26,10 +28,18 @@ class _Count:
         self.tried, self.accepted = tried, accepted
 
     def note(self, tried: float, accepted: float) -> None:
-        tried += MEMORY * self.tried
-        kept = min(1.0, MOST / tried) if tried else 1.0
-        self.tried = kept * tried
-        self.accepted = kept * (MEMORY * self.accepted + accepted)
+        self.add(tried, accepted, MEMORY if tried else PATIENCE)
+        part = min(1.0, MOST / self.tried) if self.tried else 1.0
+        self.tried, self.accepted = part * self.tried, part * self.accepted
+
+    def add(self, tried: float, accepted: float, memory: float) -> None:
+        self.tried = memory * self.tried + tried
+        self.accepted = memory * self.accepted + accepted
+
+    def part(self, tried: float) -> "_Count":
+        """As if only so many had been tried, at most."""
+        part = min(1.0, tried / self.tried) if self.tried else 1.0
+        return _Count(part * self.tried, part * self.accepted)
 
     def chance(self, believed: float, worth: float) -> float:
         """Of a token to be accepted, where ``worth`` tokens' belief says ``believed``."""
@@ -37,11 +47,27 @@ class _Count:
 
 
 class Acceptance:
-    """What became of the drafts of one request lately."""
+    """What became of the drafts of one request lately, or of many; at first a whole window seems best."""
 
     def __init__(self) -> None:
-        self._all = _Count(1.0, 1.0)  # the first window is a whole one
+        self._all = _Count(1.0, 1.0)
         self._places: list[_Count] = []
+        self._emitted = [1.0]
+
+    def begin(self) -> "Acceptance":
+        """That of a request that is new, where this one is what others had."""
+        new = Acceptance()
+        new._all = self._all.part(BEGINNING)
+        new._places = [count.part(BEGINNING) for count in self._places]
+        return new
+
+    def add(self, ended: "Acceptance") -> None:
+        """Take in what a request had in the end."""
+        self._all.add(ended._all.tried, ended._all.accepted, OTHERS)
+        self._places += [_Count() for _ in ended._places[len(self._places) :]]
+        for place, count in enumerate(self._places):
+            other = ended._places[place] if place < len(ended._places) else _Count()
+            count.add(other.tried, other.accepted, OTHERS)
         self._emitted = [1.0]
 
     def note(self, accepted: int, asked: int) -> None:
@@ -70,48 +96,6 @@ class Acceptance:
             chance = self._places[place].chance(rate, LIKENESS) if place < len(self._places) else rate
             self._emitted.append(self._emitted[place] + reached * chance)
         return self._emitted[window]
-
-
-class RoundCosts:
-    """What rounds took, by their rows and windows."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, dict[int, float]] = {}
-        self._met: set[tuple[int, int]] = set()
-
-    def note(self, batch: int, window: int, seconds: float) -> None:
-        """A round of ``batch`` rows and ``window`` drafted tokens took ``seconds``.
-
-        The first one of a shape does not count: calls are bound in it. Nor does a window that takes longer than its
-        tokens one by one.
-        """
-        if (batch, window) not in self._met:
-            self._met.add((batch, window))
-            return
-        known = self._seconds.setdefault(batch, {})
-        if 0 in known:
-            seconds = min(seconds, (1 + window) * known[0])
-        known[window] = min(seconds, _RISE * known.get(window, seconds))
-
-    def measured(self, batch: int, window: int, seconds: float) -> None:
-        """A round of ``batch`` rows and ``window`` drafted tokens takes ``seconds``."""
-        self._met.add((batch, window))
-        self._seconds.setdefault(batch, {})[window] = seconds
-
-    def of(self, batch: int, window: int) -> float:
-        """The cost of a round of ``batch`` rows and ``window`` drafted tokens; only quotients mean anything."""
-        known = self._seconds.get(batch, {})
-        shorter = max((each for each in known if each <= window), default=None)
-        longer = min((each for each in known if each >= window), default=None)
-        if shorter is None and longer is None:
-            return 1 + GUESS * window
-        if shorter is None or longer is None:
-            beside = longer if shorter is None else shorter
-            assert beside is not None
-            return known[beside] * (1 + GUESS * window) / (1 + GUESS * beside)
-        if shorter == longer:
-            return known[shorter]
-        return known[shorter] + (known[longer] - known[shorter]) * (window - shorter) / (longer - shorter)
 
 
 def best_window(acceptances: Sequence[Acceptance], costs: Mapping[int, float]) -> int:

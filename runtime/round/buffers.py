@@ -86,8 +86,6 @@ def write_drafts(buffer: Buffer, batch: int, window: int, drafts: Mapping[int, S
 
     Positions without a draft hold -1, which no target token equals.
     """
-    host = buffer.host_view(batch, window)
-    host.fill_(-1)
-    for row, tokens in drafts.items():
-        host[row, : len(tokens)] = host.new_tensor(tokens)
+    rows = [drafts.get(row, ()) for row in range(batch)]
+    buffer.host_view(batch, window).numpy()[:] = [[*tokens, *[-1] * (window - len(tokens))] for tokens in rows]
     buffer.copy_in(batch, window)

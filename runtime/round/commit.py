@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
-from functools import partial
 
 from tandemrt.engines.errors import InternalError
 from tandemrt.plugins.tensors import host_floats
@@ -40,9 +39,10 @@ class Committer:
         for slot, running in verified.round.rows.items():
             if not running.finished:  # cancelled since
                 emitted = tokens[slot][: counts[slot]]
-                asked = 0 if verified.round.covered else min(verified.round.asked, verified.round.most(running))
-                running.acceptance.note(min(max(0, len(emitted) - 1), verified.kept[slot], asked), asked)
-                self._take(running, emitted, verified.usable[slot], partial(self._logprobs, verified, slot, emitted))
+                if verified.round.adapts:
+                    asked = 0 if verified.round.covered else min(verified.round.asked, verified.round.most(running))
+                    running.acceptance.note(min(max(0, len(emitted) - 1), verified.kept[slot], asked), asked)
+                self._take(running, emitted, verified)
 
     def end(self, running: Running, reason: str, failure: BaseException | None = None) -> None:
         """End a request and free its slot, whatever raises on the way: the one way out of a slot. Raises nothing.
@@ -99,27 +99,26 @@ class Committer:
         except BaseException:
             log.exception("a checked request ended (%s), and something failed with its end", request.finish_reason)
 
-    def _logprobs(self, verified: Verified, slot: int, emitted: list[int]) -> list[TokenLogprobs]:
+    def _logprobs(self, running: Running, emitted: list[int], verified: Verified) -> list[TokenLogprobs]:
         """Of ``emitted``, by masks that the next round has not filled yet."""
-        logits = verified.logits.get(slot)
+        logits = verified.logits.get(running.slot)
         if logits is None:
             return []
         rows, words = verified.round.window + 1, self._buffers.words
-        request = verified.round.rows[slot].request
-        masks = self._buffers.bitmask.host_view(verified.round.batch, rows, words)[slot].numpy()
+        request = running.request
+        masks = self._buffers.bitmask.host_view(verified.round.batch, rows, words)[running.slot].numpy()
         return token_logprobs(host_floats(logits), None if request.scores else masks, emitted, request.params)
 
-    def _take(
-        self, running: Running, emitted: list[int], drafted: int, logprobs: Callable[[], list[TokenLogprobs]]
-    ) -> None:
+    def _take(self, running: Running, emitted: list[int], verified: Verified) -> None:
         """Take one request forward. What raises here is its own, and ends it alone."""
         self._metrics.emitted += len(emitted)
         try:
             with nullcontext() if running.share is None else running.share.step():
-                self._keep(running, running.commit(emitted, drafted, logprobs()))
-            if not running.finished and not emitted:
-                raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
+                logprobs = self._logprobs(running, emitted, verified)
+                self._keep(running, running.commit(emitted, verified.usable[running.slot], logprobs))
             if not running.finished:
+                if not emitted:
+                    raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
                 running.tell()
                 return
         except BaseException as error:
@@ -141,8 +140,8 @@ class Committer:
             self._metrics.time_to_first_token_seconds.observe(now - running.request.submitted)
             count -= 1  # the others of a first window come with it, at no time of their own
         since = running.newest if running.newest is not None else now
-        for _ in range(count):
-            self._metrics.inter_token_seconds.observe((now - since) / count)
+        if count:
+            self._metrics.inter_token_seconds.observe((now - since) / count, count)
         running.newest = now
 
     def _last_words(self, running: Running) -> None:

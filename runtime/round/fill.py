@@ -1,7 +1,6 @@
 """What the host gives verification: masks, draft lengths and adjusted tokens of a round, on their way to the device."""
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
@@ -47,6 +46,8 @@ class Filler:
         self._committer = committer
         self._metrics = metrics
         assert buffers.bitmask.host is not None
+        assert buffers.draft_len.host is not None
+        self._lengths = buffers.draft_len.host.numpy()
         self._masks = MaskRows(buffers.bitmask.host.numpy().reshape(-1, buffers.words))
 
     def fill(self, this: Round) -> dict[int, Window]:
@@ -58,26 +59,24 @@ class Filler:
         rows, batch, window = this.rows, this.batch, this.window
         entries = self._buffers.entries
         drafts = self._buffers.draft_tokens.host_view(batch, window).tolist()
-        lengths = self._buffers.draft_len.host_view(batch)
-        lengths.zero_()
         windows: dict[int, Window] = {}
         entries.begin(batch)
-        masks: dict[int, Callable[[], tuple[list[int], Filled]]] = {
-            slot: partial(self._write_masks, running, drafts[slot], this) for slot, running in rows.items()
+        slow = {
+            slot: partial(self._write_masks, running, drafts[slot], this)
+            for slot, running in sorted(rows.items())
+            if running.share is not None and running.share.filled_s > SLOW_S
         }
-        slow = [slot for slot, running in rows.items() if running.share is not None and running.share.filled_s > SLOW_S]
-        masks |= beside({slot: masks[slot] for slot in sorted(slow)})
+        begun = beside(slow) if slow else {}
         for slot in range(batch):
-            first = slot * (window + 1)
             if slot in rows:
                 try:
-                    windows[slot] = self._fill_one(rows[slot], *masks[slot](), first, this)
-                    lengths[slot] = len(windows[slot].tokens)
+                    filled = begun[slot]() if slot in begun else self._write_masks(rows[slot], drafts[slot], this)
+                    windows[slot] = self._fill_one(rows[slot], *filled, this)
                     continue
                 except BaseException as error:  # it is this request's, whatever it is
                     self._committer.end(rows[slot], "error", failure=error)
-            for row in range(first, first + window + 1):
-                self._masks.share(row, NOTHING)
+            self._masks.share(slot * (window + 1), NOTHING, window + 1)
+        self._lengths[:batch] = [len(windows[slot].tokens) if slot in windows else 0 for slot in range(batch)]
         entries.write()
         if any(each.kept < len(each.tokens) for each in windows.values()):
             verified = {slot: each.tokens for slot, each in windows.items()}
@@ -101,14 +100,14 @@ class Filler:
             running.share.filled_s = running.share.newest
         return draft, filled
 
-    def _fill_one(self, running: Running, draft: list[int], filled: Filled, first: int, this: Round) -> Window:
+    def _fill_one(self, running: Running, draft: list[int], filled: Filled, this: Round) -> Window:
         """Note what was filled of one request, and write its adjusted tokens; what is to be verified."""
-        request = running.request
+        request, first = running.request, running.slot * (this.window + 1)
         rejection = request.rule is Rule.REJECTION
         if running.share is not None:
             self._metrics.fill_seconds.observe(running.share.filled_s)
         tokens = filled.tokens
-        kept = next((at for at, token in enumerate(tokens) if [token] != draft[at : at + 1]), len(tokens))
+        kept = _same(tokens, draft)
         if request.trace is not None:
             allowed = [self._masks.allowed(first + row) for row in range(len(tokens) + 1)]
             request.trace.fill(time.perf_counter(), draft if kept == len(tokens) else tokens, len(tokens), allowed)
@@ -135,3 +134,10 @@ class Filler:
             self._buffers.bitmask.copy_part_in(self._masks.changed_from * words, self._masks.changed * words)
             self._buffers.draft_len.copy_in(batch)
         self._masks.settle()
+
+
+def _same(tokens: list[int], draft: list[int]) -> int:
+    """How many of ``tokens`` are the first ones of ``draft``."""
+    if tokens == draft[: len(tokens)]:
+        return len(tokens)
+    return next(at for at, token in enumerate(tokens) if [token] != draft[at : at + 1])

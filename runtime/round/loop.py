@@ -71,7 +71,7 @@ class Loop:
         self.metrics = metrics
         self.overlap = overlap
         self.prompts = Prompts(tandem, drafter, metrics, chunk=prefill_chunk, chunk_beside=prefill_chunk_beside)
-        listeners: list[SlotListener] = [scheduler, tandem.state, self.prompts, drafter]
+        listeners: list[SlotListener] = [scheduler, tandem.state, self.prompts, drafter, windows]
         self.slots = Slots(slots, room, listeners, window=windows.largest, slack=slack)
         self._timeline = timeline
         self.windows = windows

@@ -29,6 +29,7 @@ class Round:
             once the host has committed the round before.
         forced: the tokens that follow in each row before anything is drafted, once they are known.
         covered: whether they are the whole window of every row, so that nobody else is asked for drafts.
+        adapts: whether windows follow what is accepted of this one.
     """
 
     rows: Mapping[int, Running]
@@ -42,6 +43,7 @@ class Round:
     forces: bool = False
     forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
     covered: bool = False
+    adapts: bool = False
 
     @classmethod
     def of(cls, requests: Iterable[Running], windows: Windows, slots: int, chunks: Iterable[Chunk] = ()) -> "Round":
@@ -80,6 +82,7 @@ class Round:
             asked=min(drafted, wanted),
             masked=windows.masked and any(running.constraint.has_grammar for running in rows.values()),
             forces=forces,
+            adapts=windows.adaptive,
         )
 
     @property

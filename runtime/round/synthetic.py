@@ -23,6 +23,6 @@ def accept(mean: float, running: Running, tokens: Sequence[int], masks: MaskRows
     if count < len(tokens):
         row = masks.own(first + count)
         bitmask.forbid(row, tokens[count])
-        if not row.any():  # nothing else may follow
+        if not row[tokens[count] >> 5] and not row.any():  # nothing else may follow
             bitmask.allow(row, tokens[count])
     return count

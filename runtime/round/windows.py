@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.options import window_problem
-from tandemrt.runtime.round.adaptive import Acceptance, RoundCosts, best_window
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.round.adaptive import Acceptance, best_window
+from tandemrt.runtime.round.costs import RoundCosts
 
 
 class Windows:
-    """The window of a round with ``live`` requests.
+    """The window of a round with ``live`` requests; hears who joins and leaves (SlotListener).
 
     ``windows`` is a number, or {requests: window}: each entry holds from its number of requests on, up to the next.
     None takes ``limit``, the bundle's window. Under the coupled rule the window changes no text, under the
@@ -39,8 +41,22 @@ class Windows:
         self.forced = forced
         self.masked = masked
         self.costs = RoundCosts()
+        self._others = Acceptance()  # of those who left
+        self._live: dict[int, Acceptance] = {}  # by slot
         self._drafts = drafts
         self.adaptive = adaptive and drafts
+
+    def join(self, running: Running) -> None:
+        """See SlotListener.join. A request begins with what others had accepted."""
+        if not running.preemptions:
+            running.acceptance = self._others.begin()
+        self._live[running.slot] = running.acceptance
+
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave."""
+        ended = self._live.pop(slot, None)
+        if ended is not None:
+            self._others.add(ended)
 
     def of(self, live: int) -> int:
         """The most drafted tokens of a round with ``live`` requests, at least one."""
@@ -66,5 +82,6 @@ class Windows:
         return self._steps(most) if self.adaptive and most else [most]
 
     def _steps(self, most: int) -> list[int]:
-        """Few, because each is a shape of its own for every number of rows."""
-        return sorted({0, most} | {1 << power for power in range(most.bit_length()) if 1 << power < most})
+        """0, 1, 2, 3, 4, 6, 8, 12, ...: few, because each is a shape of its own for every number of rows."""
+        powers = [1 << power for power in range(most.bit_length())]
+        return sorted({0, most, *(window for power in powers for window in (power, 3 * power) if window < most)})

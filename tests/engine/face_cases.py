@@ -85,7 +85,8 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _windows(operator: str, kind: np.dtype[Any]) -> Iterator[Case]:
-    names = [binding.name for binding in SCHEMAS[operator].inputs]
+    schema = SCHEMAS[operator]
+    names = [binding.name for binding in schema.inputs if binding.name not in schema.optional]
     for vocab, window in ((33, 0), (1000, 1), (1000, 4)):
         tensors = window_case(vocab, window)
         logits = tensors["logits"].astype(kind)
@@ -95,8 +96,11 @@ def _windows(operator: str, kind: np.dtype[Any]) -> Iterator[Case]:
 def _drafts(kind: np.dtype[Any]) -> Iterator[Case]:
     for case in _windows("sample_draft", kind):
         inputs = {**case.inputs, "logits": case.inputs["logits"][:, :1]}
-        yield Case(inputs)
-        yield Case(inputs, outputs=1)
+        vocab = inputs["logits"].shape[-1]
+        ids = np.random.default_rng(vocab).choice(3 * vocab, vocab, replace=False).astype(np.int32)
+        for given in (inputs, {**inputs, "target_ids": np.sort(ids)}):
+            yield Case(given)
+            yield Case(given, outputs=1)
 
 
 def _adjusted(kind: np.dtype[Any]) -> Iterator[Case]:

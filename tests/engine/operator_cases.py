@@ -47,6 +47,15 @@ def case(vocab, window, batch=BATCH, seed=0):
     return {"logits": logits, "bitmask": bitmask, **window_of_drafts, **request}
 
 
+def narrowed(tensors, known, seed=0):
+    """Drafting by a draft that knows ``known`` tokens alone, and the same over all tokens with the others barred."""
+    vocab = tensors["logits"].shape[-1]
+    ids = np.sort(np.random.default_rng(seed).choice(vocab, known, replace=False)).astype(np.int32)
+    barred = np.full_like(tensors["logits"], -np.inf)
+    barred[..., ids] = tensors["logits"][..., ids]
+    return tensors | {"logits": tensors["logits"][..., ids], "target_ids": ids}, tensors | {"logits": barred}
+
+
 def reference_verify(tensors):
     arguments = {name: values for name, values in tensors.items() if name != "bitmask"}
     return verify_draft(**(arguments | {"logits": token_bitmask(tensors["logits"], tensors["bitmask"])}))

@@ -64,6 +64,24 @@ def test_a_model_with_experts_is_made_and_its_drafts_are_accepted_by_rule(bench,
     assert plain["target_floor_ms"] < speculated["target_floor_ms"], "ten tokens choose more experts than two"
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--draft", "eagle3", "--draft-weights", "int4"], "must be whole or fp8 for a draft of kind eagle3"),
+        (["--draft", "pard", "--weights", "int4"], "got int4; say which"),
+        (["--weights", "fp8", "--draft-weights", "whole"], "is stored as its target is, fp8; got whole"),
+    ],
+    ids=str,
+)
+def test_a_way_in_which_no_draft_is_stored_is_refused_before_anything_is_made(given, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench_gpu", *given])
+    monkeypatch.setattr(bench_gpu, "make_models", lambda *_, **__: pytest.fail("models were made"))
+    with pytest.raises(SystemExit) as caught:
+        typer.run(bench_gpu.main)
+    assert caught.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
 def test_budget_and_grammar_take_hold_while_they_are_measured(bench):
     _, _, figures = bench("--tokens", "24", "--length", "256")
     (run,) = figures["constrained"]["constrained"]

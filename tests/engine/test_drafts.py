@@ -1,5 +1,7 @@
 """Drafts in rounds, kind by kind: what is drafted is what its definition drafts, and it changes no text."""
 
+import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -7,21 +9,29 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.errors import BadCheckpoint
+from tandemrt.engines.manifest import DIGEST, FILE_NAME, TARGET_IDS, Manifest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
 from tandemrt.export.model.opening import open_models
+from tandemrt.plugins.operators import Purpose, Rule
+from tandemrt.plugins.reference.noise import position_noise
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
 from tests.eagle3 import Head
-from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, Target, pard
+from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, Target, pard, two_known
+from tests.engine.drawn_requests import WAYS, Asked, requests, said
 from tests.engine.test_invisible import REQUESTS, told
 from tests.engine.test_paged_rounds import PAGED
-from tests.makers import tiny_checkpoint, write_recipe
+from tests.makers import VOCAB, tiny_checkpoint, write_recipe
 
 CACHES = {"linear": 'name = "onnxruntime-cpu"', "paged": PAGED}
 DRAWN = "greedy_below = 0.1\ntemperature_scale = 0.5"  # as a recipe says
@@ -36,8 +46,8 @@ class Built:
         self._folder, self._opened = folder, opened
         self._target = folder / "draft" if self.kind.with_target else target
         self.drafts: Drafts = self.kind.save(folder / "draft", reference(target))
-        known = self.kind.known(folder / "draft")
-        self.among = {"logit_bias": dict.fromkeys(known, 30.0)} if known else {}
+        self.known = self.kind.known(folder / "draft")
+        self.among = {"logit_bias": dict.fromkeys(self.known, 30.0)} if self.known else {}
         self.bundle, self.llm, self.plain = cache(self._bundle), cache(self._llm), cache(self._plain)
 
     @property
@@ -116,6 +126,7 @@ class Watched:
         self.forced = 0  # rounds with a window that nobody was asked for
         self._built, self._paged = built, form == "paged"
         self.llm = built.llm(form)
+        self.laws: list[Any] = []  # float32 [window, vocab] that the drafts of each round were drawn from
         self._verified = self.llm.loop.drafter.verified
 
     def __enter__(self) -> "Watched":
@@ -131,7 +142,19 @@ class Watched:
         drafts = buffers.draft_tokens.view(this.batch, this.window)[0].tolist() if drafted else []
         self.forced += this.covered and this.window > 0
         self.rounds.append((drafts, buffers.count.view(this.batch)[0].item()))
+        if Rule.REJECTION in this.rules:
+            laws = self.llm.loop.drafter._draft_probs.view(this.batch, this.window, VOCAB)  # type: ignore[attr-defined]
+            self.laws.append(laws[0].numpy().copy())
         self._verified(this)
+
+    def drafted(self, max_tokens: int) -> set[int]:
+        """Tokens that were drafted within a text of so many. Forgets the rounds."""
+        found: set[int] = set()
+        for drafts, count in self.rounds:
+            found |= set(drafts[: max(0, max_tokens - 1)])
+            max_tokens -= count
+        self.rounds = []
+        return found
 
     def hold(self, prompt: Sequence[int], text: Sequence[int]) -> int:
         """Every round that drafted did so as the definition; returns how many there were. Forgets them."""
@@ -207,14 +230,16 @@ def test_drafts_change_no_token(built: Built) -> None:
     assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 5
 
 
-def test_a_draft_has_a_temperature_as_recipe_and_request_say(built: Built) -> None:
-    """Greedy just below the temperature that the recipe names; above it scaled; a request may say otherwise."""
+def test_a_draft_has_a_temperature_as_request_or_recipe_says(built: Built) -> None:
+    """The recipe names a temperature, below which drafts are greedy, and a scale; a request may say otherwise."""
     drawn: list[float] = []
-    cases: list[tuple[float, dict[str, float], float]] = [
+    cases: list[tuple[float, dict[str, Any], float]] = [
         (0.09, {}, 0),
         (0.11, {}, 0.055),
         (0.09, {"draft_greedy_below": 0.0}, 0.045),
-        (0.11, {"draft_temperature_scale": 2.0}, 0.22),
+        (0.5, {"draft_greedy_below": 0.6}, 0),
+        (0.5, {"draft_sampling": "greedy"}, 0),
+        (0.5, {"draft_temperature_scale": 3}, 1.5),
     ]
     llm = built.llm("linear")
     with pytest.MonkeyPatch.context() as patched:
@@ -231,6 +256,51 @@ def test_a_draft_has_a_temperature_as_recipe_and_request_say(built: Built) -> No
             drawn.clear()
 
 
+@pytest.mark.parametrize("form", CACHES)
+def test_masked_drafts_are_tokens_that_the_grammar_allows(
+    built: Built, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the draft knows a part of the vocabulary: of two tokens that it knows the grammar allows one."""
+    with Watched(built, form) as watched:
+        llm = watched.llm
+        spelled = {token: llm.tokenizer.backend.decode([token]) for token in range(256)}
+        letters = [token for token in spelled if spelled[token] in ("a", "b", *map(spelled.get, built.known[:1]))]
+        grammar = {"regex": f"[{''.join(re.escape(spelled[token]) for token in letters)}]{{60}}"}
+        liked = dict.fromkeys(built.known[:1], 5.0)
+        params = built.asked(seed=2, max_tokens=12, structured_outputs=grammar, logit_bias=liked)
+        monkeypatch.setattr(llm.loop.windows, "forced", False)
+        texts, drafted = [], []
+        for masked, temperature in ((False, 0.0), (True, 0.0), (False, 1.0), (True, 1.0)):
+            monkeypatch.setattr(llm.loop.windows, "masked", masked)
+            texts.append(told(llm.generate(SHARED[:9], params.model_copy(update={"temperature": temperature}))))
+            drafted.append(watched.drafted(max_tokens=12))
+    assert (texts[0], texts[2]) == (texts[1], texts[3])
+    assert drafted[1] | drafted[3] <= set(letters), "none that verification would cut"
+    assert not drafted[0] | drafted[2] <= set(letters)
+
+
+def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> None:
+    """All of them together, and each by itself without speculation."""
+    prompts, params = [prompt for prompt, _ in asked], [each for _, each in asked]
+    found = built.llm(form).generate(prompts, [SamplingParams(**each, **way) for each in params])
+    for prompt, each, output in zip(prompts, params, found, strict=True):
+        alone = built.llm("linear").generate(prompt, SamplingParams(**each, window=0))
+        assert said(output, exact=form == "linear") == said(alone, exact=form == "linear")
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_is_asked_for_is_what_plain_decoding_gives(built: Built, data: st.DataObject) -> None:
+    hold(built, "linear", data.draw(requests(built.known)), data.draw(WAYS))
+
+
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_is_asked_for_is_the_same_where_memory_is_short(built: Built, data: st.DataObject) -> None:
+    """Always the same requests: over a paged cache sums have another order, so texts may part at a tie."""
+    hold(built, "paged", data.draw(requests(built.known)), data.draw(WAYS))
+
+
 def test_who_gives_memory_back_goes_on_with_the_same_text(built: Built) -> None:
     llm, requests = built.llm("paged"), built.requests[-3:]
     before = llm.metrics.preemptions
@@ -245,6 +315,51 @@ def test_the_rejection_rule_reads_the_laws_of_drafts_and_harms_no_neighbour(buil
     found = answers(built.llm("linear"), mixed)
     assert [told(output) for output in found[::2]] == plain[::2]
     assert found[1::2][-1].speculation.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.known is two_known])
+def test_masks_reach_a_draft_that_knows_a_part_of_the_vocabulary(all_built: dict[str, Built], kind: str) -> None:
+    """Of its two tokens, bytes, a grammar allows one: masked, it drafts that one alone; else the other, too, is cut."""
+    llm, known = all_built[kind].llm("linear"), list(all_built[kind].among["logit_bias"])
+    cut = {}
+    for masked in (True, False):
+        llm.loop.windows.masked = masked
+        before = llm.metrics.copy()
+        for token in known:
+            grammar = {"regex": f"[\\x{token:02x}AB]{{30}}"}
+            llm.generate("of two", SamplingParams(structured_outputs=grammar, max_tokens=40, temperature=1.0, seed=1))
+        cut[masked] = llm.metrics.since(before).cut_drafts
+    llm.loop.windows.masked = True
+    assert cut[True] == 0 < cut[False]
+
+
+def test_what_a_manifest_says_of_the_tokens_that_a_draft_knows_must_hold(all_built: dict[str, Built]) -> None:
+    said = json.loads((all_built["eagle3"].bundle("linear") / FILE_NAME).read_text())
+    for change, message in (
+        ({"draft": said["draft"] | {"vocab": 320}}, "draft.vocab must be below vocab 320, or left out; got 320"),
+        ({"files": {k: v for k, v in said["files"].items() if k != TARGET_IDS}}, f"files must hold {TARGET_IDS}"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            Manifest.model_validate_json(json.dumps({k: v for k, v in (said | change).items() if k != DIGEST}))
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_the_laws_that_verification_reads_are_those_that_drafts_were_drawn_from(built: Built, form: str) -> None:
+    """Row by row: noise of the draft's own stream makes each law's token the drafted one."""
+    llm, prompt, seed, held = built.llm(form), SHARED[:20], 6, 0
+    with Watched(built, form) as watched:
+        output = llm.generate(prompt, built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=20))
+        known = len(prompt)
+        for (drafts, count), law in zip(watched.rounds, watched.laws, strict=True):
+            for at, token in enumerate(drafts[: len(prompt) + 20 - known - 1]):
+                noise = position_noise(seed, known + at, Purpose.DRAFT, VOCAB)
+                with np.errstate(divide="ignore"):
+                    assert int(np.argmax(np.log(law[at]) + noise)) == token
+                assert law[at].sum() == pytest.approx(1.0, abs=1e-5)
+                held += 1
+            known += count
+    assert len(output.token_ids) == 20
+    assert held >= 12
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.runtime.requests.logprobs import TokenLogprobs, token_logprobs
@@ -56,6 +58,14 @@ def test_a_stream_tells_those_of_its_tokens(llm: LLM) -> None:
     eventually(lambda: request.output is not None)
     assert request.output is not None
     assert [each for item in heard for each in item.logprobs or []] == request.output.logprobs
+
+
+@given(st.integers(1, 700), st.integers(1, 8), st.integers(0, 2**32 - 1))
+def test_the_likeliest_are_those_of_a_sorted_vocabulary(vocab: int, count: int, seed: int) -> None:
+    logits = np.random.default_rng(seed).integers(0, 40, (1, vocab)).astype(np.float32)  # with many ties
+    [found] = token_logprobs(logits, None, [0], SamplingParams(temperature=1.0, logprobs=count))
+    expected = sorted(range(vocab), key=lambda token: (-logits[0, token], token))[:count]
+    assert [token for token, _ in found.top] == expected
 
 
 def test_the_law_is_masked_and_filtered_and_raw_logits_are_neither() -> None:

@@ -13,7 +13,7 @@ from tandemrt.plugins import functions
 from tandemrt.plugins.operators import DOMAIN, Purpose
 from tandemrt.plugins.reference import position_noise, sample_draft
 from tandemrt.runtime.backends.onnxruntime import OnnxRuntimeEngine
-from tests.engine.operator_cases import BATCH, case, reference_verify
+from tests.engine.operator_cases import BATCH, case, narrowed, reference_verify
 
 SENTINEL = -99
 VOCABULARIES = [31, 32, 33, 1000, 2049]
@@ -25,13 +25,14 @@ def engines(tmp_path_factory):
     """Engines by kind and contract arguments, each built and opened once."""
     folder, opened = tmp_path_factory.mktemp("engines"), {}
 
-    def engine(kind, vocab, dtype="float32", draft_probs=True):
-        key = (kind, vocab, dtype, draft_probs)
+    def engine(kind, vocab, dtype="float32", draft_probs=True, **options):
+        key = (kind, vocab, dtype, draft_probs, *options)
         if key not in opened:
             build = {"verify": build_verify, "propose": build_propose}[kind]
-            bindings = getattr(contract, kind)(vocab=vocab, dtype=dtype, draft_probs=draft_probs)
+            how = {"vocab": vocab, "dtype": dtype, "draft_probs": draft_probs, **options}
+            bindings = getattr(contract, kind)(**how)
             path = folder / "-".join(map(str, (*key, "engine.onnx")))
-            ir.save(build(vocab=vocab, dtype=dtype, draft_probs=draft_probs), path)
+            ir.save(build(**how), path)
             opened[key] = OnnxRuntimeEngine.open(path, bindings, device="cpu", threads=1)
         return opened[key]
 
@@ -158,6 +159,25 @@ def test_drafting_without_laws_draws_the_same_tokens(engines):
     tensors = without(case(1000, 0), "bitmask", "draft_tokens", "draft_len", "draft_probs")
     out = run(engines("propose", 1000, "float16", draft_probs=False), tensors, token=((BATCH,), torch.int64))
     np.testing.assert_array_equal(out["token"], sample_draft(**rounded(tensors, "float16"))[0])
+
+
+@pytest.mark.parametrize("draft_probs", [True, False])
+@pytest.mark.parametrize("known", [1, 8, 33, 700])
+def test_a_part_of_the_vocabulary_draws_what_all_of_it_would_with_the_rest_barred(engines, known, draft_probs):
+    """The noise is that of the target's ids, and of equal logits the first is taken: the tokens are the same."""
+    whole = without(case(1000, 0, batch=200), "bitmask", "draft_tokens", "draft_len", "draft_probs")
+    whole["logits"][:60] = np.round(whole["logits"][:60])
+    narrow, barred = narrowed(whole, known)
+    laws = {"draft_probs": ((200, known), torch.float32)} if draft_probs else {}
+    engine = engines("propose", known, draft_probs=draft_probs, target_ids=True)
+    out = run(engine, narrow, token=((200,), torch.int64), **laws)
+    token, probs = sample_draft(**barred)
+    mine, own = sample_draft(**narrow)
+    np.testing.assert_array_equal(out["token"], token)
+    np.testing.assert_array_equal(mine, token)
+    np.testing.assert_allclose(own, probs[:, narrow["target_ids"]], rtol=2e-7)
+    if draft_probs:
+        np.testing.assert_allclose(out["draft_probs"], own, rtol=2e-7)
 
 
 def test_a_law_that_was_proposed_is_accepted_by_verification(engines):

@@ -122,8 +122,7 @@ def test_a_pass_that_ran_out_of_time_ends_its_outputs_so(llm: LLM) -> None:
     output = llm.generate(PROMPT, SamplingParams(max_tokens=1, ignore_eos=True))
     told: list[StreamOutput] = []
     scores = PromptScores(told.append, pending=True)
-    given = {"seed": 1, "max_tokens": 1, "window": 0, "draft_temperature": 0.0}
-    request = Request(PROMPT, SamplingParams(), **given, listener=scores.listen)
+    request = Request(PROMPT, SamplingParams(), seed=1, max_tokens=1, window=0, listener=scores.listen)
     scores.requests = [request]
     scores.listen(StreamOutput(Delta("", ""), [5], output))
     assert told == []

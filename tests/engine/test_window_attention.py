@@ -21,6 +21,7 @@ from tandemrt.engines.operators import SCHEMAS
 from tandemrt.plugins import functions
 from tandemrt.plugins.kernels.attention import AttentionLauncher
 from tandemrt.plugins.kernels.attention_plan import KEYS, MAX_SPLITS, Plan
+from tandemrt.plugins.kernels.attention_prompts import seen_blocks
 from tandemrt.plugins.kernels.attention_workspace import Workspace
 from tandemrt.plugins.launch import Context
 from tandemrt.plugins.operators import DOMAIN
@@ -234,6 +235,21 @@ def test_a_plan_of_runs_has_a_tile_for_every_token_however_they_are_shared_out(l
     plan = Plan.of_runs(runs=len(lengths), tokens=sum(lengths) + padding, **sizes)
     assert plan.tiles >= sum(-(-length * group // plan.rows) for length in lengths)
     assert plan.grid == (plan.tiles * plan.splits, 2, 1)
+
+
+@given(
+    written=st.integers(0, 5000), tokens=st.integers(1, 700), sliding_window=st.integers(0, 900), more=st.integers(0, 9)
+)
+def test_the_blocks_that_a_run_sees_hold_its_sliding_window_in_whole_tiles(written, tokens, sliding_window, more):
+    """Positions as the kernel has them, which begins at the tile that the window of the run's first token begins in."""
+    tile, block = 128, 64
+    max_blocks = 2 * (-(-(written + tokens) // tile) + more)
+    blocks = seen_blocks(max_blocks, tokens, sliding_window, block)
+    begin = max(0, written - sliding_window + 1) // tile * tile if sliding_window else 0
+    end = -(-(written + tokens) // tile) * tile
+    assert end - begin <= blocks * block <= max_blocks * block
+    assert blocks * block % tile == 0
+    assert not sliding_window or blocks * block < sliding_window + tokens + 2 * tile
 
 
 def test_few_rows_share_the_processors_and_many_do_not_split():

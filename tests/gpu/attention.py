@@ -3,6 +3,7 @@
 import torch
 
 from tandemrt.plugins.kernels.attention import AttentionLauncher
+from tandemrt.plugins.kernels.attention_workspace import Workspace
 from tandemrt.plugins.kernels.cudnn_attention import KEYS, serves
 from tests.engine.attention_cases import assert_close, expected, tolerance
 from tests.engine.face_cases import to_numpy, to_torch
@@ -12,6 +13,7 @@ PACKED = {
     "ragged": [(0, 1), (63, 1), (64, 64), (5, 0), (129, 190), (700, 17)],
     "many": [(37 * i % 300, 1 + 11 * i % 50) for i in range(70)],
     "empty": [(0, 0), (9, 0)],
+    "far": [(1000, 150), (639, 1), (640, 2), (0, 3)],
 }
 
 
@@ -32,6 +34,8 @@ def check(context, tensors, given, splits=None, near=None):
     """Assert that the kernels give what the definition gives, to ``near``; None: what the dtype allows."""
     held = on_device(tensors)
     launcher, mixed, behind = bind(context, held, given, splits)
+    for workspace in (kept for kept in context._kept.values() if isinstance(kept, Workspace)):
+        workspace._widened.fill_(0xFF)  # NaN, whatever is computed in
     launcher.run()
     found = [to_numpy(each) for each in (mixed, held["key_cache"], held["value_cache"])]
     positions = held["prompt_table"].shape[1] * held["key_cache"].shape[2]

@@ -51,7 +51,10 @@ def test_full_batches_equal_the_definition(context, query, splits):
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize(
     ("runs", "sliding_window", "max_blocks"),
-    [*((runs, 0, None) for runs in PACKED), ("ragged", 65, None), ("ragged", 0, 13), ("many", 65, 7)],
+    [
+        *((runs, 0, None) for runs in PACKED),
+        *(("ragged", 65, None), ("far", 1, None), ("far", 129, None), ("ragged", 0, 13), ("many", 65, 7)),
+    ],
 )
 def test_runs_of_prompts_and_windows_equal_the_definition(context, dtype, head_dim, runs, sliding_window, max_blocks):
     """Tables of an even width can be read by cuDNN, over what is widened for it; our kernel reads those of 13 and 7."""

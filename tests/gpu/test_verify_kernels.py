@@ -13,7 +13,7 @@ from tandemrt.plugins.kernels.verify import Advance, ProposeLaunch, VerifyLaunch
 from tandemrt.plugins.reference import law, sample_draft, token_bitmask
 from tandemrt.plugins.reference.arguments import Sampling
 from tandemrt.plugins.reference.filters import filter_logits, finite_logits
-from tests.engine.operator_cases import BATCH, case, reference_verify
+from tests.engine.operator_cases import BATCH, case, narrowed, reference_verify
 from tests.gpu.here import compute_capabilities
 
 if not torch.cuda.is_available():
@@ -243,7 +243,7 @@ def test_a_captured_graph_replays_on_new_contents(modules):
 
 def run_propose(modules, tensors, dtype="fp32", *, laws=True, stats=True):
     bound = on_gpu(tensors, dtype)
-    batch, _, vocab = bound["logits"].shape
+    batch, _, vocab = bound["logits"].shape  # those that the draft knows
     bound["token"] = torch.full((batch,), SENTINEL, device="cuda")
     if laws:
         bound["draft_probs"] = torch.full((batch, vocab), float(SENTINEL), device="cuda")
@@ -264,6 +264,21 @@ def test_drafting_equals_its_definition(modules, vocab, dtype):
     np.testing.assert_array_equal(token, expected)
     np.testing.assert_allclose(probs, expected_law, rtol=4e-7, atol=1e-44)
     np.testing.assert_array_equal(run_propose(modules, tensors, dtype, laws=False)[0], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("known", "vocab"), [(1, 33), (8, 33), (33, 1000), (700, 1000), (2049, 32_000), (32_000, 128_256)]
+)
+def test_a_part_of_the_vocabulary_draws_what_all_of_it_would_with_the_rest_barred(modules, known, vocab, dtype):
+    whole = rounded(drafting(case(vocab, 0, batch=BATCH if vocab < 10_000 else 8)), dtype)
+    narrow, barred = narrowed(whole, known)
+    token, probs = run_propose(modules, narrow, dtype)
+    expected, law_of_all = run_propose(modules, barred, dtype)
+    np.testing.assert_array_equal(token, expected)
+    np.testing.assert_array_equal(token, sample_draft(**narrow)[0])
+    np.testing.assert_allclose(probs, law_of_all[:, narrow["target_ids"]], rtol=4e-7, atol=1e-44)
+    np.testing.assert_array_equal(run_propose(modules, narrow, dtype, laws=False)[0], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -60,16 +60,7 @@ def make_waiting(
     rule = ThinkingRule(start, (end,), end, budget=budget, vocabulary=VOCABULARY) if thinking else None
     sampling = SamplingParams(**params)
     return Waiting(
-        Request(
-            prompt,
-            sampling,
-            seed=0,
-            max_tokens=100,
-            window=window,
-            draft_temperature=sampling.temperature,
-            client=client,
-            listener=listener,
-        ),
+        Request(prompt, sampling, seed=0, max_tokens=100, window=window, client=client, listener=listener),
         ready(Constraint(256, (), thinking=rule, prompt=prompt)) if enforcement is None else enforcement,
         Transcript(TOKENIZER, stop),
         Penalties.of(prompt, sampling),

@@ -1,13 +1,16 @@
 """The window follows what is accepted, and what a drafted token costs."""
 
+import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandemrt.runtime.round.adaptive import GUESS, HOPE, Acceptance, RoundCosts, best_window
+from tandemrt.runtime.round.adaptive import HOPE, Acceptance, best_window
+from tandemrt.runtime.round.costs import GUESS, RoundCosts
 from tandemrt.runtime.round.windows import Windows
+from tests.plain.requests import make_running
 
 WINDOWS = [0, 1, 2, 4, 8]
 
@@ -52,13 +55,14 @@ def test_the_rate_is_that_of_the_last_windows() -> None:
 
 
 def test_what_was_useless_is_tried_again_after_a_while_and_not_at_once() -> None:
-    forgotten = [known(*[(0, 4)] * 9, *[(0, 0)] * plain) for plain in range(200)]
+    forgotten = [known(*[(0, 4)] * 9, *[(0, 0)] * plain) for plain in range(300)]
     rates = [each.rate for each in forgotten]
     assert rates == sorted(rates)
     assert rates[-1] == pytest.approx(HOPE, abs=0.01)
-    tried_again = next(plain for plain, each in enumerate(forgotten) if best_window([each], linear(0.3)))
-    assert 20 < tried_again < 60
-    assert best_window([forgotten[tried_again]], linear(0.3)) == 1
+    for token, least, most in ((0.05, 10, 60), (0.3, 60, 120)):  # the later the dearer
+        tried_again = next(plain for plain, each in enumerate(forgotten) if best_window([each], linear(token)))
+        assert least < tried_again < most
+        assert best_window([forgotten[tried_again]], linear(token)) == 1
 
 
 def test_every_place_of_a_window_has_a_chance_of_its_own() -> None:
@@ -124,9 +128,56 @@ def test_a_pause_of_the_machine_makes_no_window_dear_and_what_stays_slow_is_beli
     assert counted((1, 2, 0.03), (1, 2, 0.01)).of(1, 2) == pytest.approx(0.01)
 
 
+def test_what_slows_the_machine_makes_all_windows_dearer_and_none_beside_the_others() -> None:
+    before = [(1, window, 0.01 + 0.005 * window) for window in (0, 2, 4)]
+    for times in (0.5, 2.0):
+        after_it = counted(*before * 5, *[(1, 2, times * 0.02)] * 60)
+        assert after_it.of(1, 2) == pytest.approx(times * 0.02, rel=0.01)
+        for window in (0, 4):
+            assert after_it.of(1, window) / after_it.of(1, 2) == pytest.approx(1 + (window - 2) / 4, rel=0.12)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1 << 32))
+def test_what_every_window_costs_is_learnt_from_rounds_in_any_order(seed: int) -> None:
+    noted = [(1, 0, 0.01), (1, 1, 0.02), (1, 4, 0.03)] * 60
+    random.Random(seed).shuffle(noted)
+    costs = counted(*[(1, 0, 0.015), (1, 1, 0.02), (1, 4, 0.02)] * 4, *noted)
+    shares = [costs.of(1, window) / costs.of(1, 1) for window in (0, 1, 4)]
+    assert shares == pytest.approx([0.5, 1, 1.5], rel=0.15)
+
+
+def test_a_request_begins_with_what_others_had_in_the_end() -> None:
+    windows = Windows(8, 8, adaptive=True)
+    began = []
+    for accepted in [8] * 4 + [0] * 16:
+        running = make_running([1])
+        windows.join(running)
+        began.append(windows.drafted([running.acceptance], 1))
+        for _ in range(30):
+            running.acceptance.note(accepted, 8)
+        windows.leave(0)
+        windows.leave(0)  # nothing happens
+    assert began[:5] == [8] * 5  # also the first
+    assert began[5:] == sorted(began[5:], reverse=True)
+    assert began[-1] <= 1
+
+
+def test_a_request_that_comes_back_goes_on_with_what_it_had() -> None:
+    windows, running = Windows(8, 8, adaptive=True), make_running([1])
+    windows.join(running)
+    had = running.acceptance
+    had.note(0, 8)
+    running.preempt()
+    windows.leave(0)
+    windows.join(running)
+    assert running.acceptance is had
+
+
 def test_windows_are_few_and_as_long_as_the_option_says_at_most() -> None:
     adaptive = Windows({1: 6, 3: 2}, 8, adaptive=True)
-    assert [adaptive.usual(live) for live in (1, 3)] == [[0, 1, 2, 4, 6], [0, 1, 2]]
+    assert [adaptive.usual(live) for live in (1, 3)] == [[0, 1, 2, 3, 4, 6], [0, 1, 2]]
+    assert Windows(16, 16, adaptive=True).usual(1) == [0, 1, 2, 3, 4, 6, 8, 12, 16]
     assert adaptive.drafted([Even(0.99)], 1) == 6
     assert adaptive.drafted([Even(0.01)], 1) == 0
     assert adaptive.drafted([Even(0.01)], 1, fixed=True) == 6

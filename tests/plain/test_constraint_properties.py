@@ -106,6 +106,22 @@ def hold_what_follows(data, make, state: Constraint, history: list[int], draft: 
         assert not replay.forced(1)
 
 
+@settings(max_examples=100, **patient)
+@given(make=requests(), data=st.data())
+def test_a_plain_run_leads_where_its_tokens_lead_one_by_one(make, data):
+    state = make()
+    draft = propose(data, state, data.draw(st.integers(0, 4)))
+    state.commit(draft[: fill(state, draft, rows_for(draft))])
+    phases, begun = state._phases, state._state
+    tokens = data.draw(st.lists(st.sampled_from([*LETTERS, STOP]), max_size=8))
+    count, after = phases.plain_run(begun, tokens), begun
+    for token in tokens[:count]:
+        assert phases.shared_row(after) is phases.shared_row(begun)
+        after, told = phases.step(after, token)
+        assert [(each.kind, each.left) for each in told] == [(phases.plain_kind(begun), 0)]
+    assert not count or after == phases.lengthened(begun, count)
+
+
 @settings(max_examples=250, **patient)
 @given(make=requests(), data=st.data())
 def test_every_row_of_every_window_is_the_row_of_a_fresh_replay(make, data):

@@ -1,4 +1,4 @@
-"""Every link of the documentation leads somewhere, and every page is in the site's menu."""
+"""Every link of the documentation leads somewhere, tests that it names are there, and the menu has every page."""
 
 import re
 from pathlib import Path
@@ -35,6 +35,13 @@ def test_every_link_leads_to_a_file_and_a_heading_of_it(page: Path) -> None:
 def test_the_sites_menu_has_every_page_once() -> None:
     menu = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2].partition("plugins:")[0]
     assert sorted(re.findall(r"- (\w+\.md)", menu)) == [page.name for page in PAGES]
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
+def test_every_test_that_is_named_is_there(page: Path) -> None:
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
+        assert (ROOT / file).is_file(), file
+        assert not name or f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
 
 
 def test_the_reference_names_what_there_is() -> None:

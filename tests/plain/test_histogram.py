@@ -21,6 +21,14 @@ def test_a_value_on_a_bound_counts_below_it(value: float, counts: list[int]) -> 
     assert (histogram.counts, histogram.sum, histogram.count) == (counts, value, 1)
 
 
+def test_a_value_that_came_several_times_counts_so_often_and_is_heard_so_often() -> None:
+    heard: list[float] = []
+    histogram = observed()
+    histogram.listener = heard.append
+    histogram.observe(1.5, 3)
+    assert (histogram.counts, histogram.sum, heard) == ([0, 3, 0], 4.5, [1.5, 1.5, 1.5])
+
+
 def test_a_copy_counts_nothing_more_and_nobody_hears_of_it() -> None:
     heard: list[float] = []
     histogram = observed(0.5)

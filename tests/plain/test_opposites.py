@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tandemrt.runtime.grammars import patterns
 from tandemrt.runtime.grammars.opposites import opposite
+from tandemrt.runtime.grammars.pattern_parts import Unreadable
 
 letters = st.sampled_from(["a", "b", "[ab]", "[^a]", ".", r"\d", r"[^\\\"]", "é", "[a-c]"])
 expressions = st.recursive(
@@ -32,7 +33,7 @@ texts = st.text(st.sampled_from('abcx1 é\n"\\\u2028😀'), max_size=8)
 def test_every_text_has_a_pattern_in_it_or_fits_the_opposite(found, asked):
     try:
         written = opposite(tuple(found))
-    except patterns.Unreadable:  # it has too many cases, which is a refusal
+    except Unreadable:  # it has too many cases, which is a refusal
         reject()
     for text in asked:
         # ECMA-262 ends a text where it ends, and knows two more line ends than Python.
@@ -51,5 +52,5 @@ def test_what_matches_all_texts_has_no_opposite():
     [(r"^\p{L}$", "a class of Unicode"), ("(a|b)*a(a|b){12}$", "of many cases"), ("(a{99}){99}", "of many cases")],
 )
 def test_what_has_no_short_opposite_is_refused(pattern, reason):
-    with pytest.raises(patterns.Unreadable, match=reason):
+    with pytest.raises(Unreadable, match=reason):
         opposite((pattern,))

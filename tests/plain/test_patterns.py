@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.pattern_parts import Unreadable
 from tandemrt.runtime.grammars.schema.formats import PATTERNS
 from tests.plain.constraints import STOP, compiled, spell
 from tests.plain.drawing import grammar_of, takes, write
@@ -46,7 +47,7 @@ from tests.plain.drawing import grammar_of, takes, write
     ],
 )
 def test_what_is_not_held_in_a_pattern_is_named(pattern, reason):
-    with pytest.raises(patterns.Unreadable, match=reason):
+    with pytest.raises(Unreadable, match=reason):
         patterns.whole(pattern)
 
 

@@ -167,6 +167,25 @@ def test_pieces_add_up_whatever_a_decoder_takes_back(ids: list[int]) -> None:
         assert transcript.text == WORDS.decode(ids)
 
 
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, WORDS], ids=["bytes", "byte fallback"])
+@given(st.data())
+def test_how_many_tokens_come_at_once_makes_no_difference(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """A round emits several tokens where plain decoding emits one: the text, its end and its stream are the same."""
+    token = st.sampled_from([*b"ab\n", 0xC3, 0xA9, 0xEF, 0xBF, 0xBD, *range(256, tokenizer.get_vocab_size())])
+    stops, include = data.draw(STOPS), data.draw(st.booleans())
+    single, several = (Transcript(tokenizer, stops, include_stop=include) for _ in range(2))
+    for run in data.draw(st.lists(st.lists(token, min_size=1, max_size=5), max_size=6)):
+        stopped = any(single.add("answer", [each]) for each in run)
+        assert several.add("answer", run) == stopped
+        assert several.take() == single.take()
+        if stopped:
+            break
+    for each in (single, several):
+        each.finish()
+    assert several.take() == single.take()
+    assert (several.text, several.tokens, several.stopped_by) == (single.text, single.tokens, single.stopped_by)
+
+
 @pytest.mark.parametrize(("stop", "held"), [("END", "EN"), ("ED", "E")])
 def test_what_is_held_back_comes_out_when_the_section_ends_and_no_stop_string_straddles_the_gap(
     stop: str, held: str

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tandemrt.engines.errors import NotQuick
-from tandemrt.runtime.grammars import patterns
 from tandemrt.runtime.grammars.opposites import effort, opposite
+from tandemrt.runtime.grammars.pattern_parts import Unreadable
 from tandemrt.runtime.grammars.schema import dialect
 from tandemrt.runtime.grammars.schema.disjoint import Disjoint
 from tandemrt.runtime.grammars.schema.document import Document, Node, Unheld
@@ -245,7 +245,7 @@ class Expander:
         try:
             self._spend(max(OPPOSITE_STEPS, effort(tuple(found))), place)
             return opposite(tuple(found))
-        except patterns.Unreadable as error:
+        except Unreadable as error:
             raise Unheld(place, f"{error} is not held; say what is allowed instead of what is not") from None
 
     def _spend(self, steps: int, place: str) -> None:

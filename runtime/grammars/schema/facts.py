@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandemrt.engines.errors import quoted
 from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.pattern_parts import Unreadable
 from tandemrt.runtime.grammars.schema import formats
 from tandemrt.runtime.grammars.schema.document import Node, Unheld
 from tandemrt.runtime.grammars.schema.negate import TYPES
@@ -115,7 +116,7 @@ class Facts:
             if "pattern" in found:
                 try:
                     shape.patterns.append(patterns.whole(found["pattern"]))
-                except patterns.Unreadable as error:
+                except Unreadable as error:
                     if self._expander.loose:
                         continue
                     raise Unheld(f"{node.place}/pattern", f"{error} is not held; write it without") from None
@@ -130,7 +131,7 @@ class Facts:
         if excluded:
             try:
                 shape.patterns.append(patterns.other_than(excluded))
-            except patterns.Unreadable as error:
+            except Unreadable as error:
                 raise Unheld(f"{self._nodes[0][0].place}/not", f"{error} is not held") from None
         if shape.most is None or shape.least <= shape.most:
             yield shape

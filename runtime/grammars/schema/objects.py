@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandemrt.engines.errors import quoted
 from tandemrt.runtime.grammars import patterns
+from tandemrt.runtime.grammars.pattern_parts import Unreadable
 from tandemrt.runtime.grammars.schema.document import Node, Unheld
 from tandemrt.runtime.grammars.schema.shapes import ANYTHING, NOTHING, Conj, Object, String
 
@@ -142,12 +143,12 @@ def with_names(shape: Object, names: String | list[str], place: str) -> Object:
 def _read(pattern: str, node: Node) -> str:
     try:
         return patterns.whole(pattern)
-    except patterns.Unreadable as error:
+    except Unreadable as error:
         raise Unheld(f"{node.place}/patternProperties", f"{quoted(pattern)}: {error} is not held") from None
 
 
 def _matches(written: str, name: str, node: Node) -> bool:
     try:
         return patterns.matches(written, name)
-    except patterns.Unreadable as error:
+    except Unreadable as error:
         raise Unheld(f"{node.place}/patternProperties", f"{error} is not held") from None

@@ -1,0 +1,31 @@
+"""The tokens of a draft that knows a part of its target's vocabulary, by the target's ids."""
+
+import numpy as np
+import numpy.typing as npt
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BadBundle, clipped
+from tandemrt.engines.manifest import TARGET_IDS
+
+TargetIds = npt.NDArray[np.int32]
+
+
+def read_target_ids(bundle: Bundle) -> TargetIds | None:
+    """The target's id of each token that the draft's logits are of, ascending; None if they are of all.
+
+    Raises BadBundle for a file that says something else.
+    """
+    count = bundle.draft.vocab
+    if count is None:
+        return None
+    path, rule = bundle.folder / TARGET_IDS, f"int32 [{count}], ids below {bundle.vocab}, ascending"
+    try:
+        ids: TargetIds = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BadBundle(f"{path} must be an array of numpy; got {clipped(error)}; build the bundle again") from error
+    if ids.dtype != np.int32 or ids.shape != (count,):
+        raise BadBundle(f"{path} must be {rule}; got {ids.dtype} {list(ids.shape)}; build the bundle again")
+    if ids[0] < 0 or ids[-1] >= bundle.vocab or (np.diff(ids) <= 0).any():
+        found = f"{ids.min()} to {ids.max()}, not all above the one before"
+        raise BadBundle(f"{path} must be {rule}; got {found}; build the bundle again")
+    return ids

@@ -1,0 +1,80 @@
+"""Windows that adapt against the best fixed one, in a simulated clock: rounds cost what a table says, and drafts are
+accepted with given chances. What exploring costs is in it. As with overlap, a round is chosen before the last one is
+committed."""
+
+import random
+from collections.abc import Sequence
+from itertools import cycle
+
+import pytest
+
+from tandemrt.runtime.requests.running import Running
+from tandemrt.runtime.round.windows import Windows
+from tests.plain.requests import make_running
+
+MOST = 4
+LENGTH, TOKENS = 100, 3000  # of a text, and of all texts of a measure
+Chances = Sequence[float]  # of each drafted token, if those before it were accepted
+
+ROUNDS = {  # rows, and the cost of a round by its window
+    "an H200": (1, [4.67, 4.79, 4.95, 5.12, 5.28]),  # ms
+    "an H200, 16 requests": (16, [5.20, 5.51, 5.84, 6.10, 6.38]),
+    "an H200, the costs of 64 requests": (16, [7.20, 8.09, 9.51, 11.1, 12.7]),
+    "a CPU": (1, [1, 1.15, 1.3, 1.45, 1.6]),
+    "a CPU, a large draft, 4 requests": (4, [1, 1.3, 1.6, 1.9, 2.2]),
+}
+USELESS, USEFUL = [0.0] * MOST, [0.9] * MOST
+DRAFTS = {
+    "useless": [USELESS],
+    **{f"{chance} each": [[chance] * MOST] for chance in (0.1, 0.3, 0.5, 0.7, 0.9)},
+    **{f"exactly {count}": [[1.0] * count + [0.0] * (MOST - count)] for count in (1, 2, 3)},
+    "less and less": [[0.8, 0.6, 0.4, 0.2]],
+    "useless to every second request": [USELESS, USEFUL],
+    "mixed": [USELESS, USEFUL, [0.5] * MOST],
+}
+
+
+def accepted(chances: Chances, window: int, chance: random.Random) -> int:
+    return next((place for place in range(window) if chance.random() >= chances[place]), window)
+
+
+def speed(windows: Windows, rows: int, costs: Sequence[float], drafts: Sequence[Chances]) -> float:
+    """Tokens in the time, of texts one behind the other in ``rows`` slots."""
+    chance, kinds, time, tokens = random.Random(7), cycle(drafts), 0.0, 0
+    live: dict[int, tuple[Running, Chances, int]] = {}
+    last: list[tuple[Running, int, int]] = []
+    while tokens < TOKENS:
+        for slot in range(rows):
+            if slot not in live:
+                running = make_running([1], slot=slot)
+                windows.join(running)
+                live[slot] = running, next(kinds), LENGTH
+        window = windows.drafted([running.acceptance for running, _, _ in live.values()], rows)
+        time += costs[window]
+        for running, kept, asked in last:
+            running.acceptance.note(kept, asked)
+        last = []
+        for slot, (running, chances, left) in list(live.items()):
+            kept = accepted(chances, window, chance)
+            last.append((running, kept, window))
+            tokens += kept + 1
+            live[slot] = running, chances, left - kept - 1
+            if left <= kept + 1:
+                windows.leave(slot)
+                del live[slot]
+    return tokens / time
+
+
+def adapting(rows: int, costs: Sequence[float]) -> Windows:
+    windows = Windows(MOST, MOST, adaptive=True)
+    for window, cost in enumerate(costs):
+        windows.costs.measured(rows, window, cost)
+    return windows
+
+
+@pytest.mark.parametrize("drafts", DRAFTS)
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_windows_that_adapt_are_nearly_as_fast_as_the_best_fixed_one(rounds: str, drafts: str) -> None:
+    rows, costs = ROUNDS[rounds]
+    fixed = [speed(Windows(window, MOST), rows, costs, DRAFTS[drafts]) for window in range(MOST + 1)]
+    assert speed(adapting(rows, costs), rows, costs, DRAFTS[drafts]) >= 0.97 * max(fixed)

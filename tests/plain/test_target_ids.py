@@ -1,0 +1,65 @@
+"""The target's ids of what a draft knows: a file that says anything else is refused before it is read on a device."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandemrt.engines.bundle import Bundle
+from tandemrt.engines.errors import BadBundle
+from tandemrt.engines.manifest import TARGET_IDS, Draft
+from tandemrt.runtime.drafters.target_ids import read_target_ids
+from tests.plain.test_bundle import write_bundle
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    """Of 96 tokens, of which its draft knows three."""
+    made = write_bundle(tmp_path)
+    (tmp_path / TARGET_IDS).parent.mkdir()
+    return replace(made, manifest=made.manifest.model_copy(update={"draft": Draft(kind="eagle3", vocab=3)}))
+
+
+def test_ids_are_what_was_written(bundle: Bundle) -> None:
+    np.save(bundle.folder / TARGET_IDS, np.array([0, 7, 95], np.int32))
+    found = read_target_ids(bundle)
+    assert found is not None
+    assert found.tolist() == [0, 7, 95]
+
+
+def test_a_draft_that_knows_all_tokens_has_none(tmp_path: Path) -> None:
+    assert read_target_ids(write_bundle(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        (np.array([0, 7, 95]), r"int64 \[3\]"),
+        (np.array([0, 7], np.int32), r"int32 \[2\]"),
+        (np.array([[0, 7, 95]], np.int32), r"int32 \[1, 3\]"),
+        (np.array([0, 7, 96], np.int32), "0 to 96"),
+        (np.array([-1, 7, 95], np.int32), "-1 to 95"),
+        (np.array([0, 95, 7], np.int32), "0 to 95, not all above the one before"),
+        (np.array([0, 7, 7], np.int32), "0 to 7, not all above the one before"),
+    ],
+    ids=str,
+)
+def test_other_ids_are_refused_by_what_they_are(bundle: Bundle, ids: Any, found: str) -> None:
+    np.save(bundle.folder / TARGET_IDS, ids)
+    with pytest.raises(BadBundle, match=rf"must be int32 \[3\], ids below 96, ascending; got {found}"):
+        read_target_ids(bundle)
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY"], ids=str)
+def test_a_file_that_is_no_array_is_refused(bundle: Bundle, content: bytes) -> None:
+    (bundle.folder / TARGET_IDS).write_bytes(content)
+    with pytest.raises(BadBundle, match="must be an array of numpy; got "):
+        read_target_ids(bundle)
+
+
+def test_objects_are_never_unpickled(bundle: Bundle) -> None:
+    np.save(bundle.folder / TARGET_IDS, np.array([print, print, print]), allow_pickle=True)
+    with pytest.raises(BadBundle, match="must be an array of numpy"):
+        read_target_ids(bundle)
