@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from tandemrt.engines.contract import CacheKind
-from tandemrt.engines.drafts import DRAFTS, LONGEST_BLOCK
+from tandemrt.engines.drafts import DRAFT_LAYERS, DRAFTS, LONGEST_BLOCK
 
 Sizes = Mapping[str, int]  # symbol -> size
 
@@ -126,9 +126,9 @@ def largest_prompts(batch: int, chunk: int) -> Packed:
 def most_query(kind: str, window: int) -> int:
     """The most new tokens per row of a round's calls: a draft model's first run of a round has two.
 
-    ``kind`` is that of the draft.
+    ``kind`` is that of the draft; several layers that predict further on are fed one more token each.
     """
-    return max(2, 1 + slack(kind, window))
+    return max(2, 1 + slack(kind, window)) + (len(DRAFT_LAYERS) - 1 if kind == "mtp" and window else 0)
 
 
 def unpadded(windows: int, most: int) -> int:

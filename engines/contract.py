@@ -116,18 +116,20 @@ def decoder(
     )
 
 
-def draft_head(*, hidden: int, dtype: str, parallel: bool = False, **sizes: Any) -> Contract:
+def draft_head(*, hidden: int, dtype: str, parallel: bool = False, further: bool = False, **sizes: Any) -> Contract:
     """The contract of a head that drafts from the target's states; ``sizes`` are those of ``decoder``.
 
     A token is fed with a state [hidden]: what ``fuse`` made of the target's features of the token before it,
     or, for a drafted one, ``next_states`` of the row that it was drafted from. A ``parallel`` head is fed masks in the
-    place of drafted tokens, whose state it knows.
+    place of drafted tokens, whose state it knows. Of layers that predict ``further`` on one behind the other, each
+    gives ``next_states`` of every token that it is fed, which the next layer is fed with.
     """
     base = decoder(dtype=dtype, **sizes)
     fed = base["token_ids"].shape
+    made = Binding("next_states", dtype, (*(fed if further else ("batch", "rows")), hidden))
     return Contract(
         (*base.inputs, Binding("states", dtype, (*fed, hidden))),
-        (*base.outputs, *(() if parallel else (Binding("next_states", dtype, ("batch", "rows", hidden)),))),
+        (*base.outputs, *(() if parallel else (made,))),
         base.aliases,
     )
 
@@ -219,7 +221,7 @@ def verify(*, vocab: int, dtype: str, draft_probs: bool) -> Contract:
 
 
 def adjust(*, vocab: int, dtype: str) -> Contract:
-    """The contract of the engine that biases and penalises the target's logits in place, before they are verified.
+    """The contract of the engine that biases and penalizes the target's logits in place, before they are verified.
 
     A request lists its first ``entry_len`` columns: tokens, how often each is in the output, whether it is in the
     prompt, and its bias. A request that lists none is left alone.

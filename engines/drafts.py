@@ -6,6 +6,8 @@ from typing import Literal
 
 DraftKind = Literal["model", "eagle3", "peagle", "mtp", "pard", "dflash", "dspark", "ngram", "none"]
 
+# Layers that each draft a token of their own (MTP), the first of them as any other draft is called.
+DRAFT_LAYERS: tuple[Literal["draft", "draft_2", "draft_3", "draft_4"], ...] = ("draft", "draft_2", "draft_3", "draft_4")
 LONGEST_BLOCK = 17  # tokens of a block draft's call: the newest one, and a mask for every token of the longest window
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.drafts import DRAFTS
+from tandemrt.engines.drafts import DRAFT_LAYERS, DRAFTS
 from tandemrt.engines.dtypes import COMPUTE, FLOAT8
 from tandemrt.engines.errors import BadBundle, clipped
 from tandemrt.engines.manifest import EngineName, Manifest
@@ -28,7 +28,7 @@ def require_implied(manifest: Manifest) -> None:
 
 def _implied(manifest: Manifest, name: EngineName) -> Contract:
     vocab, known = manifest.vocab, manifest.draft.vocab
-    drafts = name in DRAFTS[manifest.draft.kind].engines
+    drafts = name in manifest.draft.engines
     dtype = manifest.engines["draft" if drafts else "target"].dtype
     match name:
         case "adjust":
@@ -64,8 +64,9 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         sizes["kv_dtype"] = FLOAT8
     if name == "context":
         return contract.context(features=features, **sizes)
-    if name == "draft" and "fuse" in manifest.engines:
-        return contract.draft_head(hidden=hidden, parallel=DRAFTS[manifest.draft.kind].parallel, **sizes)
+    if name in DRAFT_LAYERS and "fuse" in manifest.engines:
+        parallel, further = DRAFTS[manifest.draft.kind].parallel, manifest.draft.layers is not None
+        return contract.draft_head(hidden=hidden, parallel=parallel, further=further, **sizes)
     if name == "draft" and "markov" in manifest.engines:
         return contract.block(row_states=row_states, **sizes)
     return contract.decoder(**sizes, features=features if name == "target" else 0)

@@ -11,7 +11,7 @@ from tandemrt.engines.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract import Contract, blocks_of
 from tandemrt.engines.decoder import Decoder
 from tandemrt.engines.digest import holds_weights
-from tandemrt.engines.drafts import DRAFTS, LONGEST_BLOCK, DraftKind, longest_window
+from tandemrt.engines.drafts import DRAFT_LAYERS, DRAFTS, LONGEST_BLOCK, DraftKind, longest_window
 from tandemrt.engines.errors import BadBundle, clipped, quoted
 from tandemrt.engines.operators import SCHEMAS
 from tandemrt.engines.validation import Record, RelativePath, explain, refuse
@@ -24,7 +24,19 @@ TARGET_IDS = "draft/target_ids.npy"  # int32 [draft.vocab], ascending
 RUNNABLE = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "tensorrt-rtx")
 
 EngineName = Literal[
-    "target", "draft", "fuse", "context", "markov", "adjust", "verify", "verify_probs", "propose", "propose_probs"
+    "target",
+    "draft",
+    "draft_2",
+    "draft_3",
+    "draft_4",
+    "fuse",
+    "context",
+    "markov",
+    "adjust",
+    "verify",
+    "verify_probs",
+    "propose",
+    "propose_probs",
 ]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1)]
@@ -83,8 +95,8 @@ class Markers(Record):
 class Draft(Record):
     """How tokens are drafted. The n-gram bounds are set for kind ``ngram`` only, the mask token for kinds that are fed
     one, ``block`` for block drafts: tokens of its calls, of which the first, the newest token of a text, foresees one
-    if ``sample_from_anchor``. ``vocab``: tokens of the target's vocabulary that the draft's logits are of, whose ids
-    lie in TARGET_IDS; None: all of them.
+    if ``sample_from_anchor``. ``layers``: how many draft a token each, for ``mtp`` with several. ``vocab``: tokens of
+    the target's vocabulary that the draft's logits are of, whose ids lie in TARGET_IDS; None: all of them.
 
     ``sampling``, ``greedy_below`` and ``temperature_scale`` are what SamplingParams.draft_sampling, draft_greedy_below
     and draft_temperature_scale are by default.
@@ -95,11 +107,22 @@ class Draft(Record):
     vocab: Count | None = None
     block: Annotated[int, Field(ge=2, le=LONGEST_BLOCK)] | None = None
     sample_from_anchor: bool = False
+    layers: Annotated[int, Field(ge=2, le=len(DRAFT_LAYERS))] | None = None
     ngram_min: Count | None = None
     ngram_max: Count | None = None
     sampling: Literal["greedy"] | None = None
     greedy_below: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
     temperature_scale: Annotated[float, Field(ge=0.01, le=10.0)] = 1.0
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """What it needs beside the target's engines and those that verify."""
+        return (*DRAFTS[self.kind].engines, *DRAFT_LAYERS[1 : self.layers or 1])
+
+    @property
+    def behind(self) -> int:
+        """Tokens behind a block of the cache that what it holds depends on."""
+        return self.layers or DRAFTS[self.kind].behind
 
     @model_validator(mode="after")
     def _bounds_of_ngrams(self) -> "Draft":
@@ -109,6 +132,8 @@ class Draft(Record):
         if DRAFTS[self.kind].masks != (self.mask_token is not None):
             kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.masks)
             raise refuse(f"mask_token must be set for kinds {kinds}, and no other; got {quoted(self.mask_token)}")
+        if self.layers is not None and self.kind != "mtp":
+            raise refuse(f"layers must not be set for kind {self.kind}; got {quoted(self.layers)}")
         if DRAFTS[self.kind].block != (self.block is not None):
             kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.block)
             raise refuse(f"block must be set for kinds {kinds}, and no other; got {quoted(self.block)}")
@@ -249,7 +274,7 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _agree(self) -> "Manifest":
-        needed = {"target", "adjust", "verify", "verify_probs", *DRAFTS[self.draft.kind].engines}
+        needed = {"target", "adjust", "verify", "verify_probs", *self.draft.engines}
         if set(self.engines) != needed:
             names = ", ".join(sorted(needed))
             raise refuse(f"engines must be {names} for draft.kind {self.draft.kind!r}; got {', '.join(self.engines)}")

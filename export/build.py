@@ -33,6 +33,7 @@ from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.heads import HeadSpec
 from tandemrt.export.read.hub import with_checkpoints
+from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.staging import check_destination, place, staged
 
 
@@ -243,6 +244,7 @@ def _draft(recipe: Recipe, models: Models) -> Draft:
         mask_token=mask_token(models[-1].source) if isinstance(section, PardDraft) else mask,
         block=spec.block if isinstance(spec, DFlashSpec) else None,
         sample_from_anchor=isinstance(spec, DFlashSpec) and spec.sample_from_anchor,
+        layers=spec.depth if isinstance(spec, MtpSpec) and spec.depth > 1 else None,
         vocab=spec.draft_vocab if isinstance(spec, HeadSpec) and spec.draft_vocab < spec.vocab else None,
         sampling=section.sampling,
         greedy_below=section.greedy_below,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.calls import largest_prompts, most_query, slack
 from tandemrt.engines.contract import Contract
-from tandemrt.engines.drafts import DRAFTS
+from tandemrt.engines.drafts import DRAFT_LAYERS, DRAFTS
 from tandemrt.engines.errors import BackendUnavailable, BadRequest
 from tandemrt.engines.implied import require_implied
 from tandemrt.engines.options import RuntimeOptions
@@ -17,6 +17,7 @@ from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
 from tandemrt.runtime.drafters.block import DFlashDrafter
 from tandemrt.runtime.drafters.head import HeadDrafter
+from tandemrt.runtime.drafters.layers import LayersDrafter
 from tandemrt.runtime.drafters.markov import MarkovDrafter
 from tandemrt.runtime.drafters.model import ModelDrafter
 from tandemrt.runtime.drafters.ngram import NgramDrafter
@@ -154,6 +155,11 @@ def _drafter(
         query = most_query(draft.kind, window)
         if mask is not None:
             return ParallelHeadDrafter(resources, mask_token=mask, query=query, chunk=chunk)
+        if draft.layers is not None:
+            layers = [engines[name] for name in DRAFT_LAYERS[: draft.layers]]
+            further = [make_cache(each.contract, limits.batch, room, each.device) for each in layers[1:]]
+            all_runs = [each for each in (resources.runs, *(_runs(bundle, room) for _ in further)) if each is not None]
+            return LayersDrafter(resources, caches=[kv, *further], runs=all_runs, query=query, chunk=chunk)
         return HeadDrafter(resources, query=query, chunk=chunk)
     reach = bundle.manifest.specs["draft"]["max_length"]
     if draft.kind == "pard":

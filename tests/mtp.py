@@ -4,7 +4,8 @@ DeepSeek-AI, "DeepSeek-V3" (arXiv 2412.19437), in the three forms in which such 
 state behind the layer's last norm.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -13,16 +14,16 @@ from tests.heads import Draw, Layers, Weights
 
 # Where a form keeps the layer, and what it calls its parts; MiMo reads the state first.
 FORMS = {
-    "deepseek": ("model.layers.{}", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
-    "mimo": ("model.mtp_layers.0", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
-    "speculators": ("mtp_layers.0", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
+    "deepseek": ("model.layers.{behind}", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
+    "mimo": ("model.mtp_layers.{at}", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
+    "speculators": ("mtp_layers.{at}", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
 }
 
 
 @dataclass(frozen=True)
 class MtpLayer:
     """The shape of a layer behind ``target_layers`` others, and its form; with ``experts``, two of which a token takes,
-    in place of its MLP."""
+    in place of its MLP. ``at``: how many such layers are in front of it."""
 
     hidden: int
     target_layers: int
@@ -31,10 +32,11 @@ class MtpLayer:
     head_dim: int = 16
     form: str = "deepseek"
     experts: int = 0
+    at: int = 0
 
     @property
     def prefix(self) -> str:
-        return FORMS[self.form][0].format(self.target_layers)
+        return FORMS[self.form][0].format(behind=self.target_layers + self.at, at=self.at)
 
     def named(self, part: int) -> str:
         return f"{self.prefix}.{FORMS[self.form][1][part]}"
@@ -81,3 +83,33 @@ class Definition(Layers):
         best, chosen = (x @ self.weights[f"{name}.gate.weight"].T).topk(2)
         given = torch.stack([super(Definition, self).mlp(f"{name}.experts.{i}", x) for i in range(self._layer.experts)])
         return torch.einsum("tk,tkh->th", best.softmax(-1), given[chosen, torch.arange(len(x))[:, None]])
+
+
+def several(layer: MtpLayer, count: int, seed: int = 0) -> list[tuple[MtpLayer, Weights]]:
+    """``count`` layers like ``layer``, one behind the other, with random weights."""
+    return [(each, each.weights(seed + each.at)) for each in (replace(layer, at=at) for at in range(count))]
+
+
+def drafted(
+    layers: Sequence[tuple[MtpLayer, Weights]],
+    tables: tuple[torch.Tensor, torch.Tensor],
+    text: torch.Tensor,
+    states: torch.Tensor,
+    window: int,
+) -> tuple[torch.Tensor, list[int]]:
+    """Logits [window, vocab] of the tokens behind ``text``, and the likeliest of each.
+
+    ``states`` [tokens, hidden] are the target's of all tokens but the last. Layer k drafts the k-th token, over all
+    places; the last one goes on with its own states.
+    """
+    found: list[torch.Tensor] = []
+    tokens = text[1:]
+    for at in range(window):
+        if at < len(layers):
+            defined = Definition(*layers[at], *tables)
+            logits, states = defined(tokens, states)
+        else:
+            logits, states = defined(tokens[-1:], states[-1:])
+        found.append(logits[-1])
+        tokens = torch.cat([tokens[1:], found[-1].argmax()[None]])
+    return torch.stack(found), [int(logits.argmax()) for logits in found]

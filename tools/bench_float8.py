@@ -3,7 +3,8 @@
 python -m tools.bench_float8                     # the products, and what stands between them, at 1 to 2,048 rows
 
 Products: in bfloat16 (torch.mm), and in float8 (torch._scaled_mm) with one scale per side, with one per row and output,
-and with sums kept in fewer bits (use_fast_accum), whose error is told beside that of whole sums. Between them: the
+and with sums kept in fewer bits (use_fast_accum), whose error is told beside that of whole sums; last by the algorithm
+that operators take, where it is chosen among those of cuBLASLt. Between them: the
 operators of a layer in float8, and that layer as a whole without its attention. Weights are more than fit the
 second-level cache.
 """
@@ -20,6 +21,9 @@ from rich.table import Table
 
 from tandemrt.plugins.faces import launcher
 from tandemrt.plugins.kernels.compile import compile_kernels
+from tandemrt.plugins.kernels.fastest_product import FastestProduct
+from tandemrt.plugins.kernels.float8_product import FEW
+from tandemrt.plugins.kernels.product_trials import MEASURED
 from tandemrt.plugins.launch import Call, Context
 from tools.bench_attention import COLD, replay
 
@@ -34,7 +38,7 @@ def numbers(*shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
     return torch.rand(shape, device="cuda").add_(0.1).to(dtype)
 
 
-def forms(width: int, inner: int, rows: int) -> tuple[str, ...]:
+def forms(width: int, inner: int, rows: int, context: Context) -> tuple[str, ...]:
     """A product in each form."""
     copies = max(2, int(COLD / (width * inner)) + 1)
     weights = [numbers(width, inner, dtype=FLOAT8) for _ in range(copies)]
@@ -54,7 +58,13 @@ def forms(width: int, inner: int, rows: int) -> tuple[str, ...]:
 
         return run
 
-    ways = (scaled(one, one), scaled(one, one, fast=True), scaled(*each))
+    def chosen() -> None:
+        for product in products:
+            product.run()
+
+    ways = [scaled(one, one), scaled(one, one, fast=True), scaled(*each)]
+    products = [FastestProduct(context, x, weight, out) for weight in weights] if FEW < rows <= MEASURED else []
+    ways += [chosen] if products else []
     return (f"{replay(mm, len(whole)):.1f}", *(f"{replay(way, copies):.1f}" for way in ways))
 
 
@@ -140,11 +150,13 @@ def main(
 ) -> None:
     """Print the tables."""
     wanted, console = [int(each) for each in rows.split(",")], Console(width=140)
-    table = Table("product", "rows", "bfloat16", "float8", "fast sums", "a scale per row", title="microseconds")
+    context = Context(torch.device("cuda", torch.cuda.current_device()))
+    forms_told = ("bfloat16", "float8", "fast sums", "a scale per row", "chosen")
+    table = Table("product", "rows", *forms_told, title="microseconds")
     for name, (width, inner) in (SHAPES | (HEAD if head else {})).items():
         for count in wanted:
             if name not in HEAD or count <= 320:
-                table.add_row(name, str(count), *forms(width, inner, count))
+                table.add_row(name, str(count), *forms(width, inner, count, context))
                 torch.cuda.empty_cache()
     console.print(table)
     table = Table("inputs", "signs", "float8", "fast sums", title="relative error of sums")

@@ -28,8 +28,8 @@ from tandemrt.engines.contract import mask_words
 from tandemrt.engines.tokenizer import open_tokenizer
 from tandemrt.runtime.caches.linear import LinearRoom
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.constraints.grammar import Grammar
 from tandemrt.runtime.constraints.masks import MaskRows
-from tandemrt.runtime.constraints.phases import Grammar
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary

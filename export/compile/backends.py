@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 import onnx_ir as ir
 
 from tandemrt.engines.decoder import Decoder, Piece
+from tandemrt.engines.drafts import DRAFT_LAYERS
 from tandemrt.engines.errors import BadRecipe, InternalError, quoted
 from tandemrt.engines.manifest import Engine
 from tandemrt.engines.recipe import Recipe
@@ -24,7 +25,7 @@ from tandemrt.export.passes.products import fuse_transposed_products
 from tandemrt.plugins.operators import DOMAIN
 
 DECODERS = ("target", "draft")
-IN_STEPS = (*DECODERS, "context", "fuse", "markov")  # over a paged cache
+IN_STEPS = ("target", *DRAFT_LAYERS, "context", "fuse", "markov")  # over a paged cache
 VERIFIERS = ("verify", "verify_probs")  # what TensorRT builds with our plugins; TensorRT-RTX has none
 
 

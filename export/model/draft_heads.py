@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandemrt.engines import contract
+from tandemrt.engines.drafts import DRAFT_LAYERS
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.engines.manifest import EngineName
@@ -113,8 +114,10 @@ class DraftHead:
 
     def notes(self) -> list[str]:
         """What is left out or made anew, a line each."""
-        published = self.spec.published if isinstance(self.spec, MtpSpec) else 1
-        several = [f"draft: of {published} layers that predict further on, the first drafts"] if published > 1 else []
+        several = []
+        if isinstance(self.spec, MtpSpec) and self.spec.depth < self.spec.published:
+            published, depth = self.spec.published, self.spec.depth
+            several = [f"draft: of {published} layers that predict further on, the first {depth} are used"]
         return several + [f"draft: {len(self.narrow)} quantized weights became {self.dtype}"] * bool(self.narrow)
 
     def cache_notes(self) -> list[str]:
@@ -162,12 +165,15 @@ class DraftHead:
             return found
         fused = contract.fuse(features=spec.feature_width, hidden=spec.layer.hidden, dtype=dtype)
         if isinstance(spec, MtpSpec):
-            draft, fuse = partial(build_mtp, spec, checkpoint, **how), partial(build_state_norm, spec, checkpoint)
+            drafts = [partial(build_mtp, spec, checkpoint, at=at, **how) for at in range(spec.depth)]
+            fuse = partial(build_state_norm, spec, checkpoint)
         else:
-            draft = partial(build_eagle3, spec, checkpoint, **how)
+            drafts = [partial(build_eagle3, spec, checkpoint, **how)]
             fuse = partial(build_fuse, spec, checkpoint, attention=lowering)
+        files = ("model.onnx", *(f"{name}.onnx" for name in DRAFT_LAYERS[1:]))
+        layers = zip(DRAFT_LAYERS, files, drafts, strict=False)
         return [
-            Graph("draft", "draft/model.onnx", dtype, bindings, draft),
+            *(Graph(name, f"draft/{file}", dtype, bindings, draft) for name, file, draft in layers),
             Graph("fuse", "draft/fuse.onnx", dtype, fused, partial(fuse, dtype=dtype)),
         ]
 
@@ -186,7 +192,7 @@ def _read(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> tupl
     """What a checkpoint says, and its tensors by the names that graphs ask for, those apart that come quantized."""
     ignored = section.ignore_config_fields
     if isinstance(section, MtpDraft):
-        return MtpSpec.from_checkpoint(checkpoint, target, ignored=ignored)
+        return MtpSpec.from_checkpoint(checkpoint, target, window=section.window, ignored=ignored)
     if isinstance(section, DSparkDraft):
         return DSparkSpec.from_hf(checkpoint.config, target, ignored=ignored), checkpoint, {}
     if isinstance(section, DFlashDraft):

@@ -1,7 +1,7 @@
 """Products with weights in float8_e4m3fn, in standard operators: stored bytes and scales, dequantized in the graph.
 
 The bytes stay where the checkpoint has them. What is multiplied is rounded as the checkpoint says: with a static scale
-by QuantizeLinear, which compilers recognise; with a scale per token, which no operator has, by arithmetic.
+by QuantizeLinear, which compilers recognize; with a scale per token, which no operator has, by arithmetic.
 """
 
 from collections.abc import Sequence

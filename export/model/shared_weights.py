@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
+from tandemrt.engines.drafts import DRAFT_LAYERS
 from tandemrt.engines.manifest import Engine, EngineName, SharedWeight
 from tandemrt.export.model.draft_heads import DraftHead
 from tandemrt.export.model.models import Model, Models
 from tandemrt.export.read.checkpoint import StoredTensor
+from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.tensors import named
 
 _TABLE = "model.embed_tokens.weight"  # which a tied head scores by, too
@@ -33,7 +35,9 @@ def _shared(models: Models) -> Iterator[tuple[EngineName, str, Model, StoredTens
             for own, borrowed in draft.borrowed.items():
                 if borrowed.name in (_TABLE, "lm_head.weight") and borrowed.name in tensors:
                     wanted.add(borrowed.name)
-                    yield "draft", own, target, tensors[borrowed.name]
+                    depth = draft.spec.depth if isinstance(draft.spec, MtpSpec) else 1
+                    for layer in DRAFT_LAYERS[:depth]:
+                        yield layer, own, target, tensors[borrowed.name]
         elif draft.spec.tied:
             yield "draft", _TABLE, draft, named(draft.checkpoint, draft.spec).tensors[_TABLE]
     for name in sorted(wanted):

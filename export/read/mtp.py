@@ -1,6 +1,6 @@
-"""What a checkpoint says of a layer that predicts tokens further on (MTP), and its tensors by the names of one form.
+"""What a checkpoint says of layers that predict tokens further on (MTP), and their tensors by the names of one form.
 
-Such a layer comes with its target, as DeepSeek-V3 and MiMo write it, or by itself, as ``speculators`` does.
+Such layers come with their target, as DeepSeek-V3 and MiMo write them, or one by itself, as ``speculators`` does.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,6 +9,7 @@ from typing import Any
 
 from tandemrt.engines import contract
 from tandemrt.engines.contract import CacheKind, Contract
+from tandemrt.engines.drafts import DRAFT_LAYERS
 from tandemrt.engines.dtypes import COMPUTE
 from tandemrt.engines.errors import BadCheckpoint, quoted
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -20,7 +21,7 @@ from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 
 Narrow = Mapping[str, tuple[str, Scheme]]  # weights that come quantized: of what module of the checkpoint, and how
-LAYERS = "num_nextn_predict_layers"
+PUBLISHED = "num_nextn_predict_layers"
 # The names of speculators, which the graph asks for, by those of DeepSeek; MiMo has them as they are.
 _OF_DEEPSEEK = {
     "enorm": "token_layernorm",
@@ -35,19 +36,22 @@ OWN = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 
 @dataclass(frozen=True)
 class MtpSpec(HeadSpec):
-    """One layer over the target's last state. ``embedding_first``: of the two that its first product reads.
+    """Layers over the target's last state. ``embedding_first``: of the two that the first product of each reads.
 
-    ``published``: how many such layers the checkpoint has; the first drafts every token.
+    ``depth``: how many of them draft, each a token, the last all that is further on; ``published``: how many the
+    checkpoint has. ``layer`` is what each is like.
     """
 
     embedding_first: bool
+    depth: int = 1
     published: int = 1
 
     @classmethod
     def from_checkpoint(
-        cls, checkpoint: Checkpoint, target: ModelSpec, *, ignored: Collection[str] = ()
+        cls, checkpoint: Checkpoint, target: ModelSpec, *, window: int, ignored: Collection[str] = ()
     ) -> tuple["MtpSpec", Checkpoint, "Narrow"]:
-        """Read a checkpoint: the layer, and its tensors under the names of ``speculators``, the layer as ``layers.0``.
+        """Read a checkpoint: its layers, as many as draft a token of ``window``, and their tensors under the names of
+        ``speculators``, each layer's own as ``layers.0`` behind its ``prefix_of``.
 
         Weights that come quantized are not among these but told apart.
 
@@ -65,7 +69,7 @@ class MtpSpec(HeadSpec):
             fields = Fields(config, "config.json")
             fields.only("speculators_model_type", "mtp")
             fields.only("tie_word_embeddings", False, True)  # says something of the target
-            fields.only(LAYERS, 1)
+            fields.only(PUBLISHED, 1)
             fields.skip(*FRAME)
             layer, reach = read_layers(fields.get("transformer_layer_config"))
             fields.finish(ignored)
@@ -76,8 +80,8 @@ class MtpSpec(HeadSpec):
                 raise misfit("num_hidden_layers", f"the target's, {target.layers}", found.layers)
             if not predicts_further(config, layer.layers):
                 raise BadCheckpoint(
-                    f"config.json: {LAYERS} should say how many such layers there are, it is "
-                    f"{quoted(config.get(LAYERS))}; choose a checkpoint that has one, or another draft"
+                    f"config.json: {PUBLISHED} should say how many such layers there are, it is "
+                    f"{quoted(config.get(PUBLISHED))}; choose a checkpoint that has one, or another draft"
                 )
         mixed = layer.experts is not None and not all(layer.experts.layers)
         if mixed or layer.local_rope is not None or not all(layer.rotary_layers):
@@ -88,7 +92,10 @@ class MtpSpec(HeadSpec):
         if any(layer.sliding_layers):  # whether this layer slides is not known: within the window it is the same
             reach = layer.sliding_window
         experts = None if layer.experts is None else replace(layer.experts, layers=(True,))
-        tensors, narrow, embedding_first = _tensors(checkpoint, "mtp_layers.0" if alone else None, layer.layers)
+        published = 1 if alone else config[PUBLISHED]
+        depth = min(published, window, len(DRAFT_LAYERS))
+        forms = _forms(layer.layers, depth, alone=alone)
+        tensors, narrow, embedding_first = _tensors(checkpoint, forms, alone=alone)
         one = replace(
             layer,
             layers=1,
@@ -98,44 +105,61 @@ class MtpSpec(HeadSpec):
             experts=experts,
             tied=False,
         )
-        published = 1 if alone else config[LAYERS]
-        spec = cls(one, (target.layers,), one.hidden, one.vocab, reach, embedding_first, published)
+        spec = cls(one, (target.layers,), one.hidden, one.vocab, reach, embedding_first, depth, published)
         spec.require_fit(target)
         whole = {name: value for name, value in config.items() if name != "quantization_config"}
         return spec, replace(checkpoint, config=whole, tensors=tensors), narrow
 
     def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
-        """Return the bindings of this head, ``capacity`` tokens to a cache row, computing in ``dtype``."""
+        """Return the bindings of each layer, ``capacity`` tokens to a cache row, computing in ``dtype``."""
         sizes = self.sizes(capacity=capacity, dtype=dtype, cache=cache)
-        return contract.draft_head(hidden=self.layer.hidden, **sizes)
+        return contract.draft_head(hidden=self.layer.hidden, further=self.depth > 1, **sizes)
 
 
-def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[dict[str, Any], Narrow, bool]:
-    """The tensors of the layer behind ``layers`` others, or of a checkpoint of it ``alone``, and its form."""
+def prefix_of(at: int) -> str:
+    """What the names of tensors begin with that are layer ``at``'s own."""
+    return f"further.{at}." if at else ""
+
+
+def _forms(layers: int, depth: int, *, alone: bool) -> dict[tuple[str, ...], bool]:
+    """Where a checkpoint may keep the first ``depth`` layers behind ``layers`` others, and whether the first product of
+    each reads the embedding first."""
+    if alone:
+        return {("mtp_layers.0",): True}
+    return {
+        tuple(f"model.layers.{layers + at}" for at in range(depth)): True,
+        tuple(f"model.mtp_layers.{at}" for at in range(depth)): False,
+    }
+
+
+def _tensors(
+    checkpoint: Checkpoint, forms: Mapping[tuple[str, ...], bool], *, alone: bool
+) -> tuple[dict[str, Any], Narrow, bool]:
+    """The tensors of the layers, and what ``forms`` says of where they are."""
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
     if quantization is not None and checkpoint.config.get("quantization_config") is None:
         raise BadCheckpoint(
             f"{checkpoint.folder}: how weights are quantized should stand in config.json where such a layer drafts, it "
             'stands in a file beside it (ModelOpt); write it there, as quantization_config with quant_method "modelopt"'
         )
-    forms = {alone: True} if alone else {f"model.layers.{layers}": True, "model.mtp_layers.0": False}
-    found = next((p for p in forms if any(name.startswith(f"{p}.") for name in checkpoint.tensors)), None)
+    found = next((p for p in forms if any(name.startswith(f"{p[0]}.") for name in checkpoint.tensors)), None)
     if found is None:
         raise BadCheckpoint(
-            f"{checkpoint.folder}: should hold tensors {' or '.join(repr(f'{each}.*') for each in forms)}, it holds "
+            f"{checkpoint.folder}: should hold tensors {' or '.join(repr(f'{each[0]}.*') for each in forms)}, it holds "
             "none; choose a checkpoint with such a layer, or another draft"
         )
     tensors: dict[str, Any] = {}
     narrow: dict[str, tuple[str, Scheme]] = {}
     for name, tensor in checkpoint.tensors.items():
-        stem = name.removeprefix(f"{found}.")
+        at = next((at for at, each in enumerate(found) if name.startswith(f"{each}.")), 0)
+        stem = name.removeprefix(f"{found[at]}.")
         if stem == name and alone and name not in _OF_TARGET:
             raise BadCheckpoint(f"{checkpoint.folder}: tensor {quoted(name)} has no place in such a layer")
         if stem == name or stem in _COPIES or is_cache_scale(name):  # a head has no use for scales of its cache
             continue
         module, _, kind = stem.rpartition(".")
         module = _OF_DEEPSEEK.get(module, module)
-        new = module if module in OWN else f"layers.0.{module}"
+        new = prefix_of(at) + (module if module in OWN else f"layers.0.{module}")
         source = name.rpartition(".")[0]
         scheme = quantization.scheme(source) if quantization is not None else None
         weight = checkpoint.tensors.get(f"{source}.weight")
@@ -149,7 +173,7 @@ def _tensors(checkpoint: Checkpoint, alone: str | None, layers: int) -> tuple[di
 
 def predicts_further(config: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     """What the names of tensors begin with that belong to such layers of a target with ``layers`` others."""
-    count = config.get(LAYERS)
+    count = config.get(PUBLISHED)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         return ()
     return (*(f"model.layers.{layers + at}." for at in range(min(count, 64))), "model.mtp_layers.", "mtp.")

@@ -126,8 +126,7 @@ def _library() -> ctypes.CDLL:
         return ctypes.CDLL(name)  # torch has loaded it, wherever it lies
     except OSError as error:
         raise BackendUnavailable(
-            f"backend.batch_invariant needs {name}, which torch for CUDA brings; loading it failed: {error}; install "
-            "tandemrt[cuda], or build the bundle without batch_invariant"
+            f"products need {name}, which torch for CUDA brings; loading it failed: {error}; install tandemrt[cuda]"
         ) from error
 
 

@@ -1,6 +1,7 @@
-"""Products in float8 on the GPU: cuBLASLt through torch, without scales, which is its fastest form at any row count.
+"""Products in float8 on the GPU: cuBLASLt's without scales, which is its fastest form at any row count.
 
-Where scales are asked for, a kernel applies them behind it; for a few rows one kernel multiplies and scales.
+Of many rows that is torch's call, of fewer the fastest of the library's algorithms. Where scales are asked for, a
+kernel applies them behind it; for a few rows one kernel multiplies and scales.
 """
 
 from collections.abc import Mapping
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from tandemrt.plugins.kernels.fastest_product import FastestProduct
 from tandemrt.plugins.kernels.linear import BatchInvariantProduct
 from tandemrt.plugins.kernels.module import HOPPER, Launch, current_stream, suffix
+from tandemrt.plugins.kernels.product_trials import MEASURED
 from tandemrt.plugins.launch import Call, Context, Tensors
 
 _STEP = 16  # what cuBLASLt wants inputs and outputs to be a multiple of
@@ -35,12 +38,13 @@ def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Cont
 
 
 def _many_rows(context: Context, tensors: Tensors) -> Call:
-    if not context.batch_invariant:
+    if not context.batch_invariant and _rows(tensors) > MEASURED:
         return Product(tensors)
     _require_sizes(tensors)
     _require_room(tensors["product"])  # scales, where there are some, follow behind it
     weight = tensors["weight"].view(torch.float8_e4m3fn)
-    return BatchInvariantProduct(context, tensors["quantized"], weight, tensors["product"])
+    kind = BatchInvariantProduct if context.batch_invariant else FastestProduct
+    return kind(context, tensors["quantized"], weight, tensors["product"])
 
 
 class FewRows:

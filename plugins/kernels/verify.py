@@ -69,7 +69,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Advance:
-    """Per-request state that verification moves on by what it emits, int64 (runtime/round/slots.py).
+    """Per-request state that verification moves on by what it emits, int64 (runtime/round/state.py).
 
     ``length`` and ``position`` [batch] grow by the count, ``newest`` [batch, 2] are the two last tokens.
     """

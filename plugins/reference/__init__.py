@@ -1,6 +1,6 @@
 """The numpy definition of the operators: what every other face must compute.
 
-Slow and plain on purpose. Rows are vectorised, so laws can be measured over many requests at once.
+Slow and plain on purpose. Rows are vectorized, so laws can be measured over many requests at once.
 """
 
 from tandemrt.plugins.reference.adjust import adjust_logits

@@ -37,7 +37,7 @@ def verify_draft(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the emitted tokens, int64 [batch, K+1] padded with −1, and their number, int64 [batch].
 
-    ``logits`` floating [batch, K+1, vocab] are final: biased, penalised and masked. ``draft_tokens`` int64 [batch, K],
+    ``logits`` floating [batch, K+1, vocab] are final: biased, penalized and masked. ``draft_tokens`` int64 [batch, K],
     of which the first ``draft_len`` (int64 [batch]) were drafted; rows of logits behind them are not read. The other
     arguments are per-request vectors or scalars. Temperature 0 is greedy, whatever the rule; 0 or None switches a
     filter off, as does ``top_p`` 1. ``position`` is the index, in prompt plus output, of the token that row 0 decides.

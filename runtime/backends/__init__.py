@@ -16,7 +16,7 @@ from tandemrt.runtime.backends.base import Engine
 if TYPE_CHECKING:
     from tandemrt.runtime.backends.shared_weights import SharedWeights
 
-_OPENING = 4  # sessions that open at a time: reading and optimising a graph takes one thread each
+_OPENING = 4  # sessions that open at a time: reading and optimizing a graph takes one thread each
 
 
 def open_engines(bundle: Bundle, device: torch.device, threads: int | None) -> dict[str, Engine]:

@@ -16,8 +16,10 @@ from tandemrt.engines.errors import BadRequest, InternalError, quoted
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.bad_words import ROOT, BadWords
 from tandemrt.runtime.constraints.bitmask import FixedRow
+from tandemrt.runtime.constraints.grammar import Grammar
 from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
-from tandemrt.runtime.constraints.phases import Grammar, Kind, Phase, Phases, Refused, State, Told
+from tandemrt.runtime.constraints.phases import Phases
+from tandemrt.runtime.constraints.state import Kind, Phase, Refused, State, Told
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 
 
@@ -215,15 +217,11 @@ class Constraint:
         self._empty_after = None
         state, window = self._state, Filled([], [])
         drafted, follows, node = list(map(int, draft)), list[int](), self._bad_node
-        if plain := self._plain_run(state, drafted):
-            shared = self._phases.shared_row(state)
-            assert shared is not None
-            if not overrule or shared.only is None:
-                masks.share(first, shared.words, plain)
-                window.tokens.extend(drafted[:plain])
-                state = self._phases.lengthened(state, plain)
         self._phases.look_ahead(state, drafted)
         try:
+            if run := self._fill_run(drafted, masks, first, overrule):
+                window.tokens.extend(drafted[:run])
+                state = self._phases.lengthened(state, run)
             while state.phase is not Phase.DONE:
                 at = len(window.tokens)
                 row = self._write_row(state, node, masks, first + at)
@@ -262,10 +260,9 @@ class Constraint:
             InternalError: a token that its own row forbids. Nothing has changed then.
         """
         emitted = list(map(int, tokens))
-        if 0 < self._plain_run(self._state, emitted) == len(emitted):
-            kind = self._phases.plain_kind(self._state)
-            self._state, self._empty_after = self._phases.lengthened(self._state, len(emitted)), None
-            return Commit(emitted, pieces=[Piece(kind, tuple(emitted))])
+        if (run := self._commit_run(emitted)) is not None:
+            return run
+        self._phases.undo()
         state, scribe = self._state, _Scribe(self._phases, self._held)
         kept: list[int] = []
         node = self._bad_node
@@ -300,9 +297,37 @@ class Constraint:
         copy._phases = self._phases.fork()
         return copy
 
-    def _plain_run(self, state: State, tokens: Sequence[int]) -> int:
-        """See Phases.plain_run; what is held for a marker or looked through for words is none."""
-        return 0 if self._held or self._bad_words is not None else self._phases.plain_run(state, tokens)
+    def _fill_run(self, draft: Sequence[int], masks: MaskRows, first: int, overrule: bool) -> int:
+        """Write the rows of the drafted tokens that do nothing but lengthen the text; how many.
+
+        The grammar has been fed them, if it sees them, and none is one that forced tokens take the place of.
+        """
+        if not self._runs:
+            return 0
+        if plain := self._phases.plain_run(self._state, draft):
+            shared = self._phases.shared_row(self._state)
+            assert shared is not None
+            if overrule and shared.only is not None:
+                return 0
+            masks.share(first, shared.words, plain)
+            return plain
+        return 0 if overrule else self._phases.answer_run(self._state, draft, lambda at: masks.own(first + at))
+
+    def _commit_run(self, tokens: list[int]) -> Commit | None:
+        """What ``tokens`` came to, if they do nothing but lengthen the text; else a grammar may have been fed some."""
+        if not self._runs or not tokens or self._empty_after == tuple(tokens):
+            return None
+        state, phases = self._state, self._phases
+        if (phases.plain_run(state, tokens) or phases.answer_run(state, tokens)) < len(tokens):
+            return None
+        phases.keep()
+        self._state, self._empty_after = phases.lengthened(state, len(tokens)), None
+        return Commit(tokens, pieces=[Piece(phases.plain_kind(state), tuple(tokens))])
+
+    @property
+    def _runs(self) -> bool:
+        """Whether runs of tokens may be taken at once: nothing is held for a marker or looked through for words."""
+        return not self._held and self._bad_words is None
 
     def _write_row(self, state: State, node: int, masks: MaskRows, index: int) -> FixedRow:
         """Let row ``index`` of ``masks`` be that of ``state``, and return it."""

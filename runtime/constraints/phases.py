@@ -6,85 +6,18 @@ committing are the same two calls; only the grammar has state of its own, and ``
 Markers are found in what tokens spell, symbol by symbol (engines/vocabulary.py), so a phase may begin inside a token.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
-from enum import Enum
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
+from tandemrt.engines.errors import BadRequest
 from tandemrt.runtime.constraints import bitmask
 from tandemrt.runtime.constraints.bitmask import FixedRow
+from tandemrt.runtime.constraints.grammar import Grammar, accepts, taken_back
 from tandemrt.runtime.constraints.markers import NO_MARKERS, ROOT, Closing, Marker
+from tandemrt.runtime.constraints.state import Kind, Phase, Refused, State, Told
 from tandemrt.runtime.constraints.thinking import ThinkingRule, reaching, read_prompt
-
-Kind = Literal["reasoning", "marker", "answer"]
-
-
-class Grammar(Protocol):
-    """What a grammar engine must do. It sees answer tokens only and terminates by accepting one of ``stop_ids``."""
-
-    @property
-    def stop_ids(self) -> Set[int]: ...
-
-    def fill(self, row: np.ndarray) -> None:
-        """Write int32[words]: the tokens that may come next. Never called on a terminated grammar."""
-
-    def look_ahead(self, tokens: Sequence[int]) -> None:
-        """The rows behind ``tokens`` will be filled: work them out in one call, if that is quicker. Changes none."""
-
-    def accept(self, token: int) -> bool:
-        """Advance by one token; False leaves the state as it was."""
-
-    def rollback(self, count: int) -> None:
-        """Take back the last ``count`` accepted tokens, termination included."""
-
-    def fork(self) -> "Grammar":
-        """An independent grammar in the same state."""
-
-    def is_terminated(self) -> bool:
-        """Whether the text is complete and closed."""
-
-    def forced(self) -> list[int]:
-        """Tokens that spell what the text must go on with; none where there is a choice. Other tokens may spell the
-        same, so this says what to draft, not what a row allows."""
-
-
-class Phase(Enum):
-    OPEN = "open"  # no marker so far: the model may open a block or answer
-    THINKING = "thinking"
-    FORCING = "forcing"  # the budget is spent, the forced end is being emitted
-    ANSWER = "answer"
-    DONE = "done"
-
-
-class State(NamedTuple):
-    phase: Phase
-    node: int = ROOT  # of the marker matcher
-    spent: int = 0  # reasoning tokens in the current or last block
-    tail: tuple[int, ...] = ()  # symbols of the last of them, as far as they may be part of an end marker
-    forced: int = 0  # tokens of the forced end that are out
-    forced_at: tuple[int, ...] = ()  # `length` at the first token of each forced end
-    length: int = 0  # tokens out
-    pending: tuple[int, ...] = ()  # OPEN with a grammar: may begin the start marker, not fed to the grammar yet
-    marker_only: bool = False  # the grammar refuses `pending`, so it must become the start marker
-    finish: str | None = None
-    stop_token: int | None = None
-
-
-class Told(NamedTuple):
-    """What of the text has a certain role now: all that had none, up to ``left`` symbols before its end.
-
-    ``cuts``: also inside a token. Else one that lies in part behind that place has no certain role either.
-    """
-
-    kind: Kind
-    left: int
-    cuts: bool = True
-
-
-class Refused(Exception):
-    """The token is not in the mask row of the state."""
 
 
 class Phases:
@@ -191,20 +124,36 @@ class Phases:
         """
         if state.node != ROOT or self.shared_row(state) is None:
             return 0
-        most = len(tokens)
-        if self._max_tokens is not None:
-            most = min(most, self._max_tokens - state.length - 1)
-        if state.phase is Phase.THINKING:
-            most = most if self._budget is None else min(most, self._budget - state.spent - 1)
-        elif state.length < self._min_tokens:
-            most = min(most, self._min_tokens - state.length)
+        most = self._room(state, len(tokens))
         for count in range(most):
             if tokens[count] not in self._plain and not self._is_plain(tokens[count]):
                 return count
         return most
 
+    def answer_run(self, state: State, tokens: Sequence[int], write: Callable[[int], np.ndarray] | None = None) -> int:
+        """Feed the grammar of an answer those of ``tokens`` that end nothing, up to one that is refused; how many.
+
+        ``lengthened`` is the state behind them. ``write`` gives the rows to be written: of each, and of one refused.
+        """
+        if self.grammar is None or state.phase is not Phase.ANSWER:
+            return 0
+        most, base, count = self._room(state, len(tokens)), self._answer_base(state), 0
+        try:
+            while count < most:
+                if write is not None:
+                    row = write(count)
+                    self.grammar.fill(row)
+                    row &= base.words
+                token = tokens[count]
+                if token in self._grammar_stops or not base.allows(token) or not self.grammar.accept(token):
+                    break
+                count, self._fed = count + 1, self._fed + 1
+        except BadRequest:  # the text is too complex: who goes on hears it again
+            pass
+        return count
+
     def lengthened(self, state: State, count: int) -> State:
-        """The state behind a plain run of ``count`` tokens, at least one."""
+        """The state behind a run of ``count`` tokens, at least one: see plain_run and answer_run."""
         if state.phase is Phase.THINKING:
             return state._replace(length=state.length + count, spent=state.spent + count, tail=())
         return state._replace(length=state.length + count)
@@ -253,6 +202,14 @@ class Phases:
         """What a token that follows ``state`` is, unless it becomes part of a marker."""
         return "reasoning" if state.phase in (Phase.THINKING, Phase.FORCING) else "answer"
 
+    def _room(self, state: State, most: int) -> int:
+        """How many of ``most`` tokens may follow ``state`` before a length or the budget acts."""
+        if self._max_tokens is not None:
+            most = min(most, self._max_tokens - state.length - 1)
+        if state.phase is Phase.THINKING:
+            return most if self._budget is None else min(most, self._budget - state.spent - 1)
+        return min(most, self._min_tokens - state.length) if state.length < self._min_tokens else most
+
     def _is_plain(self, token: int) -> bool:
         """Whether ``token`` is allowed, begins no marker and is no stop token; it is known from then on."""
         if not self._base_unstoppable.allows(token) or not (self._matcher is None or self._matcher.is_plain(token)):
@@ -291,7 +248,7 @@ class Phases:
         # fit both wait in `pending`; those that fit only the marker bind the model to finish it. Of a token that holds
         # all of the marker it is the beginning of a block, unless the rest of the token says otherwise.
         tokens = (*state.pending, token)
-        legal = not state.marker_only and self._answer_base(state).allows(token) and _accepts(grammar, tokens)
+        legal = not state.marker_only and self._answer_base(state).allows(token) and accepts(grammar, tokens)
         node, end = self._opening(state, token) or (ROOT, 0)
         if end is None:
             after = state._replace(node=node, pending=tokens, marker_only=not legal)
@@ -421,10 +378,13 @@ class Phases:
         return self._thinking_rows[node]
 
     def _write_grammar_row(self, grammar: Grammar, state: State, row: np.ndarray) -> None:
-        row[:] = 0
-        if not state.marker_only:
-            with _taken_back(grammar, state.pending):
-                if not grammar.is_terminated():
+        if state.marker_only:
+            row.fill(0)
+        else:
+            with taken_back(grammar, state.pending) if state.pending else nullcontext():
+                if grammar.is_terminated():
+                    row.fill(0)
+                else:
                     grammar.fill(row)
             row &= self._answer_base(state).words
         if state.phase is not Phase.OPEN or not self._may_open or self._matcher is None:
@@ -447,22 +407,3 @@ class Phases:
                 self.grammar.rollback(self._fed - fed)
             self._fed = fed
         return True
-
-
-def _accepts(grammar: Grammar, tokens: Sequence[int]) -> bool:
-    with _taken_back(grammar, tokens) as taken:
-        return taken == len(tokens)
-
-
-@contextmanager
-def _taken_back(grammar: Grammar, tokens: Sequence[int]) -> Iterator[int]:
-    """Feed ``grammar`` what it takes of ``tokens``, how many that are, and take them back, whatever raises."""
-    taken = 0
-    try:
-        for token in tokens:
-            if not grammar.accept(token):
-                break
-            taken += 1
-        yield taken
-    finally:
-        grammar.rollback(taken)

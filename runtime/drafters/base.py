@@ -32,10 +32,11 @@ class Drafter(SlotListener, Protocol):
     def caches(self) -> Sequence[Cache]:
         """The key/value caches of its own models, none without one."""
 
-    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
         """Take in the next prompt tokens [slots, tokens] of slots from ``slot`` on, where its caches are linear.
 
-        The target has taken them in. ``following``: the token behind them, of each slot.
+        The target has taken them in. ``following``: the tokens behind them, of each slot: one at least, and as many as
+        layers draft where the text has them.
         """
 
     def held(self, running: Running) -> int:
@@ -75,7 +76,7 @@ class Unmoved:
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
 
-    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
         """See Drafter.prefill."""
 
     def skip(self, this: Round) -> None:

@@ -47,7 +47,7 @@ class BlockDrafter(DrawingDrafter):
     def _draft(self, batch: int, window: int, *, keep_probs: bool, filters: bool) -> None:
         """Run the block of ``_ids`` and draw from what it gives."""
 
-    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:  # noqa: ARG002
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:  # noqa: ARG002
         """See Drafter.prefill."""
         slots, count = tokens.shape
         features = self._buffers.prompt_features

@@ -1,6 +1,6 @@
 """What drafters share that run a model on the device and draw its tokens there."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from types import MappingProxyType
@@ -9,6 +9,7 @@ from tandemrt.engines.contract import logits_width
 from tandemrt.plugins.operators import Rule
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.backends.base import Call
+from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.drafters.base import Unmoved
 from tandemrt.runtime.drafters.masks import DraftMasks
 from tandemrt.runtime.drafters.resources import DraftResources
@@ -33,7 +34,7 @@ class DrawingDrafter(Unmoved):
         slots, window, engines = resources.slots, resources.window, resources.engines
         self.window = window
         self.reach = reach
-        self.caches = (resources.cache,)
+        self.caches: Sequence[Cache] = (resources.cache,)
         self._engines = engines
         self._buffers = resources.buffers
         self._state = resources.state
@@ -48,7 +49,7 @@ class DrawingDrafter(Unmoved):
         self._known = resources.target_ids
         if self._known is not None:
             self._target_ids = torch.tensor(self._known, dtype=torch.int32, device=self._device)
-            self._columns = self._target_ids.to(torch.int64)
+            self._columns = torch.tensor(self._known, dtype=torch.int64, device=self._device)
         self._slots = slots
         self._starts = cache(self._first_of_rows)
         self._masked: Round | None = None  # the round that is being drafted, if its drafts are masked

@@ -54,7 +54,7 @@ class ModelDrafter(StepwiseDrafter):
         self._seen.pop(slot, None)
         self._undrafted.discard(slot)
 
-    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:  # noqa: ARG002
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:  # noqa: ARG002
         """See Drafter.prefill."""
         if not self._undrafted.issuperset(range(slot, slot + len(tokens))):
             self._prefill(slot, tokens, self._state.view("length", slot + len(tokens))[slot:])

@@ -31,15 +31,16 @@ class PairDrafter(DrawingDrafter):
     in a round is drafted for from the next one on.
 
     Its engine "fuse" makes states of features. The prompts of its resources are its own. ``query``: the most tokens per
-    row of a run; ``chunk``: the most prompt tokens of a call over a linear cache.
+    row of a run; ``chunk``: the most prompt tokens of a call over a linear cache; ``kept``: pairs that are fed again
+    in front of those that a round has made certain.
     """
 
-    def __init__(self, resources: DraftResources, *, query: int, chunk: int) -> None:
+    def __init__(self, resources: DraftResources, *, query: int, chunk: int, kept: int = 0) -> None:
         super().__init__(resources)
         device, dtype, slots, window = self._device, self._dtype, resources.slots, resources.window
         self._hidden = int(self._engines["draft"].contract["states"].shape[-1])
         self._features = int(self._engines["fuse"].contract["features"].shape[-1])
-        self._most_pairs = window + 1
+        self._most_pairs = window + 1 + kept
         self._backlog = Backlog(self._most_pairs)
         # Pairs of each slot, `_counts` of them behind `length` - `_counts`; behind them stands -1 as a token.
         self._pair_tokens = torch.zeros(slots, query, dtype=torch.int64, device=device).fill_(-1)
@@ -75,13 +76,13 @@ class PairDrafter(DrawingDrafter):
         """See Drafter.held."""
         return self._backlog.held(running)
 
-    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
         """See Drafter.prefill. Token by token behind the one that it is paired with."""
         (slots, count), head = tokens.shape, self._engines["draft"]
         features = self._buffers.prompt_features
         assert features is not None
         last = self._following.view(slots)
-        upload(list(following), last)
+        upload([behind[0] for behind in following], last)
         shifted = self._chunk_tokens.view(slots, count)
         shifted[:, : count - 1] = tokens[:, 1:]
         shifted[:, count - 1] = last

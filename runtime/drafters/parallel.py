@@ -59,11 +59,11 @@ class ParallelDrafter(AtOnceDrafter):
         """See Drafter.held."""
         return self._backlog.held(running)
 
-    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[int]) -> None:
+    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
         """See Drafter.prefill."""
         length = self._state.view("length", slot + len(tokens))[slot:]
         prefill_call(self._engines["draft"], self._cache, slot, tokens, length, self._logits).run()
-        self._expect(range(slot, slot + len(tokens)), following)
+        self._expect(range(slot, slot + len(tokens)), [behind[0] for behind in following])
 
     def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:  # noqa: ARG002
         """See Drafter.reads."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tandemrt.engines.errors import BadRequest, InternalError, clipped
 from tandemrt.engines.vocabulary import Vocabulary
-from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.constraints.grammar import Grammar
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.by_xgrammar import XGrammarCompiler

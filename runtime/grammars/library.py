@@ -13,7 +13,7 @@ from tandemrt.engines.errors import BadRequest, Closed
 from tandemrt.engines.params import StructuredOutputs
 from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime import leaving
-from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.constraints.grammar import Grammar
 from tandemrt.runtime.fair import FairExecutor
 from tandemrt.runtime.grammars.engine import Engine
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler

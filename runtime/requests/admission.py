@@ -7,7 +7,6 @@ from functools import partial
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.contract import BLOCK_SIZE
-from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.fit import require_fit
 from tandemrt.engines.generation_config import recommended
@@ -18,7 +17,7 @@ from tandemrt.engines.vocabulary import Vocabulary
 from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.constraint import Constraint
-from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.constraints.grammar import Grammar
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.output import OutputCheck
@@ -225,7 +224,7 @@ class Admission:
             return None
         kind = self._bundle.draft.kind
         undrafted = kind == "model" and window == 0 < self._window
-        hashes = BlockHashes(self._digest, salt, behind=DRAFTS[kind].behind, undrafted=undrafted)
+        hashes = BlockHashes(self._digest, salt, behind=self._bundle.draft.behind, undrafted=undrafted)
         hashes.first(ids, max(0, len(ids) - hashes.behind) // BLOCK_SIZE)  # here rather than in the loop
         return hashes
 

@@ -39,7 +39,7 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """Say of ``tokens`` how likely they were by the rows that decided them.
 
-    ``logits`` floating [rows, vocab] are biased and penalised, or raw where ``params`` ask for that law; ``masks``
+    ``logits`` floating [rows, vocab] are biased and penalized, or raw where ``params`` ask for that law; ``masks``
     int32 [rows, words] say what was allowed (None: everything). The law of temperature 0 is that of temperature 1,
     without filters.
     """

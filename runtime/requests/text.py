@@ -17,7 +17,7 @@ class Delta:
 
 
 class Section:
-    """One stretch of output (reasoning or answer) being detokenised.
+    """One stretch of output (reasoning or answer) being detokenized.
 
     ``text`` is everything decoded so far; ``released`` counts the characters of it that can no longer change: what
     may turn out to be the beginning of a stop string is held back.

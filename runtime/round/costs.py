@@ -1,9 +1,23 @@
 """What rounds take, by their rows and windows."""
 
-GUESS = 0.25  # the cost of a drafted token before it was measured, in rounds without drafts
-_FIRST = 3  # rounds of a shape that it is known by before anything is compared with it: the least of them
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GUESS = 0.25  # the cost of a drafted token before it was timed, in rounds without drafts
+_FIRST = 2  # rounds of a shape that it is known by before anything is compared with it: the least of them
+_AGAIN = 1000  # rounds of as many rows, after which a window that none of them had is timed anew
 _STEP = 1.1  # how much longer or shorter a round counts at most: pauses of a machine are none of its windows'
 _LEVEL, _OWN = 0.6, 0.1  # how far every window's cost goes there, of as many rows, and how far beyond its own
+_SHORTER = 2.0  # times that for a shorter round: where the machine is busy, what a third of the rounds take counts
+
+
+@dataclass
+class _Timing:
+    """Of a shape: how many rounds were ``asked`` for to time it, how many were ``noted``, and ``newest``, the last."""
+
+    asked: int = 0
+    noted: int = 0
+    newest: int = 0
 
 
 class RoundCosts:
@@ -16,7 +30,27 @@ class RoundCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, dict[int, float]] = {}
-        self._rounds: dict[tuple[int, int], int] = {}
+        self._timings: dict[int, dict[int, _Timing]] = {}
+        self._rounds: dict[int, int] = {}  # by rows
+        self._measured: set[int] = set()  # rows of rounds that the opening timed
+
+    def due(self, batch: int, windows: Sequence[int]) -> int | None:
+        """Which of ``windows`` the next round of ``batch`` rows should have, to be timed. None: each is known.
+
+        Without it a window that seemed dear once would never be seen again.
+        """
+        if batch in self._measured:
+            return None
+        now = self._rounds[batch] = self._rounds.get(batch, 0) + 1
+        for window in windows:
+            timing = self._timing(batch, window)
+            if now - timing.newest > _AGAIN:
+                timing.asked = timing.noted = 1  # its calls are bound
+                timing.newest = now
+            if max(timing.asked, timing.noted) <= _FIRST:
+                timing.asked += 1
+                return window
+        return None
 
     def note(self, batch: int, window: int, seconds: float) -> None:
         """A round of ``batch`` rows and ``window`` drafted tokens took ``seconds``.
@@ -24,22 +58,25 @@ class RoundCosts:
         The first one of a shape does not count: calls are bound in it. Nor does, of the first, a window that takes
         longer than its tokens one by one.
         """
-        rounds = self._rounds[batch, window] = self._rounds.get((batch, window), -1) + 1
-        if not rounds:
+        timing, known = self._timing(batch, window), self._seconds.setdefault(batch, {})
+        timing.noted += 1
+        timing.newest = self._rounds.get(batch, 0)
+        if timing.noted == 1:
             return
-        known = self._seconds.setdefault(batch, {})
-        if rounds > _FIRST:
-            longer = min(_STEP, max(1 / _STEP, seconds / known[window]))
-            for each in known:
-                known[each] *= longer ** (_LEVEL + _OWN * (each == window))
+        if timing.noted <= 1 + _FIRST:
+            if 0 in known:
+                seconds = min(seconds, (1 + window) * known[0])
+            known[window] = seconds if timing.noted == 2 else min(seconds, known[window])
             return
-        if 0 in known:
-            seconds = min(seconds, (1 + window) * known[0])
-        known[window] = min(seconds, known.get(window, seconds))
+        longer = min(_STEP, max(1 / _STEP, seconds / known[window]))
+        step = _SHORTER if longer < 1 else 1.0
+        for each in known:
+            known[each] *= longer ** (step * (_LEVEL + _OWN * (each == window)))
 
     def measured(self, batch: int, window: int, seconds: float) -> None:
         """A round of ``batch`` rows and ``window`` drafted tokens takes ``seconds``."""
-        self._rounds[batch, window] = _FIRST
+        self._measured.add(batch)
+        self._timing(batch, window).noted = 1 + _FIRST
         self._seconds.setdefault(batch, {})[window] = seconds
 
     def of(self, batch: int, window: int) -> float:
@@ -56,3 +93,6 @@ class RoundCosts:
         if shorter == longer:
             return known[shorter]
         return known[shorter] + (known[longer] - known[shorter]) * (window - shorter) / (longer - shorter)
+
+    def _timing(self, batch: int, window: int) -> _Timing:
+        return self._timings.setdefault(batch, {}).setdefault(window, _Timing())

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tandemrt.engines import calls
+from tandemrt.engines.drafts import DRAFT_LAYERS
 from tandemrt.runtime.backends.base import prompt_rows
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.drafters.base import Drafter
@@ -89,4 +90,5 @@ class Prompts:
             tokens = self._tandem.buffers.chunk.view(len(rectangle), count)
             upload([texts[each.slot][each.start : each.end] for each in rectangle], tokens)
             self._tandem.prefill(slot, tokens)
-            self._drafter.prefill(slot, tokens, [texts[each.slot][each.end] for each in rectangle])
+            following = [texts[each.slot][each.end : each.end + len(DRAFT_LAYERS)] for each in rectangle]
+            self._drafter.prefill(slot, tokens, following)

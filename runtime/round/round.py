@@ -71,15 +71,15 @@ class Round:
         rules = frozenset(request.rule for request in asked)
         # Under the rejection rule a text depends on its windows, and those on the clock where they adapt.
         acceptances = [running.acceptance for running in rows.values()]
-        drafted = windows.drafted(acceptances, batch, fixed=Rule.REJECTION in rules)
         wanted = max(request.window for request in asked)
+        drafted = windows.drafted(acceptances, batch, wanted=wanted, fixed=Rule.REJECTION in rules)
         return cls(
             rows,
             batch=batch,
             window=min(windows.of(len(rows)) if forces else drafted, wanted),
             filters=any(request.filters for request in asked),
             rules=rules,
-            asked=min(drafted, wanted),
+            asked=drafted,
             masked=windows.masked and any(running.constraint.has_grammar for running in rows.values()),
             forces=forces,
             adapts=windows.adaptive,

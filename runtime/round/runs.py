@@ -36,12 +36,13 @@ class PromptRuns:
     ) -> None:
         """Enqueue the copy of ``chunks``, at most as many as ``sizes`` says; ``texts``: tokens by slot.
 
-        ``ahead``: in the place of a token stands the one so far behind it.
+        ``ahead``: in the place of a token stands the one so far behind it, 0 where the text has none.
         """
         parts = {name: np.zeros(size, np.int64) for name, size in self._sizes.items()}
         ids: list[int] = []
         for slot, start, end in chunks:
-            ids += texts[slot][start + ahead : end + ahead]
+            found = texts[slot][start + ahead : end + ahead]
+            ids += [*found, *[0] * (end - start - len(found))]
         counts = [chunk.tokens for chunk in chunks]
         parts["ids"][: len(ids)] = ids
         parts["index"][: len(chunks)] = [chunk.start for chunk in chunks]

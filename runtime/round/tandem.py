@@ -73,7 +73,7 @@ class Tandem:
         self._graphs.run(("target", batch, window), work, outputs=outputs, capturable=target.capturable)
 
     def adjust(self, this: Round) -> None:
-        """Bias and penalise the logits of the window, where a request asks for it. Needs its entries in place."""
+        """Bias and penalize the logits of the window, where a request asks for it. Needs its entries in place."""
         batch, window = this.batch, this.window
         columns, engine = self.buffers.entries.columns, self.engines["adjust"]
         if not columns:

@@ -62,17 +62,22 @@ class Windows:
         """The most drafted tokens of a round with ``live`` requests, at least one."""
         return next(window for least, window in self._table if live >= least)
 
-    def drafted(self, acceptances: Sequence[Acceptance], batch: int, *, fixed: bool = False) -> int:
+    def drafted(
+        self, acceptances: Sequence[Acceptance], batch: int, *, wanted: int | None = None, fixed: bool = False
+    ) -> int:
         """How many tokens the drafter is asked for, for requests whose drafts were accepted so lately.
 
-        ``batch``: rows of the round. ``fixed``: the window follows nothing.
+        ``batch``: rows of the round. ``wanted``: the longest window that any of them allows. ``fixed``: the window
+        follows nothing.
         """
         if not self._drafts:
             return 0
-        most = self.of(len(acceptances))
+        most = self.of(len(acceptances)) if wanted is None else min(wanted, self.of(len(acceptances)))
         if fixed or not self.adaptive or not most:
             return most
-        return best_window(acceptances, {window: self.costs.of(batch, window) for window in self._steps(most)})
+        steps = self._steps(most)
+        due = self.costs.due(batch, steps)
+        return best_window(acceptances, {step: self.costs.of(batch, step) for step in steps}) if due is None else due
 
     def usual(self, live: int) -> list[int]:
         """The windows of rounds with ``live`` requests without a window of their own, in which nothing is forced."""

@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 from typing import Literal, NamedTuple
 
 from tandemrt.runtime.constraints.constraint import Piece
-from tandemrt.runtime.constraints.phases import Kind
+from tandemrt.runtime.constraints.state import Kind
 
 Source = Literal["kept", "corrected", "bonus", "alone", "grammar", "marker", "budget"]
 """Where a token came from.

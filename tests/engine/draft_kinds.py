@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests import dflash, dspark, eagle3, mtp
+from tests import dflash, dspark, eagle3
 from tests.dflash import BlockHead
 from tests.dspark import DSparkHead
 from tests.eagle3 import Head
 from tests.makers import VOCAB, tiny_checkpoint
-from tests.mtp import MtpLayer
+from tests.mtp import MtpLayer, drafted, several
 
 LAYERS, HIDDEN, MASK = 3, 32, 319  # the mask is an id that spells nothing
 SIZES: Mapping[str, Any] = {"layers": LAYERS, "seed": 1, "head_dim": 32}
@@ -54,8 +54,8 @@ class Kind:
     """``save`` writes the checkpoint beside that of the target and says what is drafted by its definition.
 
     ``known``: tokens that it mostly drafts. ``late``: what it reads of a prompt comes out of the round that the prompt
-    ends in, over a paged cache. ``least``: tokens of a text behind which it drafts something. ``with_target``: the
-    checkpoint is also the target's.
+    ends in, over a paged cache. ``least``: tokens of a text behind which it drafts something. ``behind``: tokens behind
+    a block of the cache that it depends on. ``with_target``: the checkpoint is also the target's.
     """
 
     save: Callable[[Path, "Target"], Drafts]
@@ -63,6 +63,7 @@ class Kind:
     known: Callable[[Path], Sequence[int]] = lambda _folder: ()
     late: bool = True
     least: int = 1
+    behind: int = 0
     with_target: bool = False
 
 
@@ -121,26 +122,24 @@ class PEagleDrafts:
 
 
 class MtpDrafts:
-    """The layer stands behind those of its target, in one checkpoint."""
+    """The layers stand behind those of their target, in one checkpoint; the last drafts what is further on."""
 
     def __init__(self, folder: Path, target: Target) -> None:
         shutil.copytree(target.folder, folder)
-        self._weights = MTP.weights()
-        save_file(load_file(folder / "model.safetensors") | self._weights, folder / "model.safetensors")
+        self._layers = several(MTP, 2)
+        weights = load_file(folder / "model.safetensors")
+        for _, own in self._layers:
+            weights |= own
+        save_file(weights, folder / "model.safetensors")
         config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+        (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 2}))
         self._target = target
 
     @torch.no_grad()
     def drafts(self, text: Sequence[int], window: int) -> list[int]:
         tokens = torch.tensor(text)
-        head = mtp.Definition(MTP, self._weights, *self._target.tables)
-        found: list[int] = []
-        logits, state = (each[-1:] for each in head(tokens[1:], self._target.features(tokens, [LAYERS])[:-1]))
-        while len(found) < window:
-            found.append(int(logits.argmax()))
-            logits, state = head(torch.tensor(found[-1:]), state)
-        return found
+        states = self._target.features(tokens, [LAYERS])[:-1]
+        return drafted(self._layers, self._target.tables, tokens, states, window)[1]
 
 
 class DFlashDrafts:
@@ -206,9 +205,9 @@ def two_likely(folder: Path) -> Sequence[int]:
 
 
 KINDS = {
-    "eagle3": Kind(Eagle3Drafts, window=4, known=two_known),
-    "peagle": Kind(PEagleDrafts, window=4, known=two_known),
-    "mtp": Kind(MtpDrafts, window=3, known=two_likely, with_target=True),
+    "eagle3": Kind(Eagle3Drafts, window=4, known=two_known, behind=1),
+    "peagle": Kind(PEagleDrafts, window=4, known=two_known, behind=1),
+    "mtp": Kind(MtpDrafts, window=4, known=two_likely, behind=2, with_target=True),
     "pard": Kind(PardDrafts, window=5, late=False, least=0),
     "dflash": Kind(DFlashDrafts, window=5, known=two_known, least=0),
     "dspark": Kind(DSparkDrafts, window=5, known=two_known, least=0),

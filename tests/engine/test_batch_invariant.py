@@ -20,7 +20,7 @@ from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.batch_invariant import make_batch_invariant
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.plugins.kernels import float8_product, linear
+from tandemrt.plugins.kernels import float8_product, product_trials
 from tandemrt.plugins.kernels.cudnn_attention import longest_run
 from tandemrt.plugins.launch import Context
 from tandemrt.runtime.backends.executor import Executor
@@ -127,7 +127,7 @@ def test_a_plan_for_prompts_does_not_follow_from_how_many_tokens_a_call_has(chun
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_what_is_in_a_checkpoint_does_not_decide_which_algorithms_agree(dtype: torch.dtype) -> None:
     broken = torch.full((16, 32), torch.nan).to(dtype)
-    drawn, again = linear.random_like(broken), linear.random_like(torch.zeros(16, 32).to(dtype))
+    drawn, again = product_trials.random_like(broken), product_trials.random_like(torch.zeros(16, 32).to(dtype))
     assert (drawn.dtype, drawn.shape) == (dtype, broken.shape)
     assert drawn.float().isfinite().all()
     assert len(drawn.float().unique()) > 16

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tandemrt import LLM, RequestOutput, SamplingParams
-from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.errors import BadCheckpoint
 from tandemrt.engines.manifest import DIGEST, FILE_NAME, TARGET_IDS, Manifest
 from tandemrt.engines.recipe import Recipe
@@ -208,16 +207,17 @@ def test_rounds_whose_windows_are_forced_leave_no_hole(
 
 @pytest.mark.parametrize("form", CACHES)
 def test_a_beginning_that_is_found_again_drafts_as_one_that_was_read(built: Built, form: str) -> None:
-    """What a block holds may depend on the token behind it: then another one there makes another block."""
-    dependent = DRAFTS[built.name].behind
+    """What a block holds may depend on tokens behind it: then others there make another block."""
+    behind = built.kind.behind
+    alike = SHARED[: 128 + max(0, behind - 1)]
     with Watched(built, form) as watched:
         for prompt, cached in (
             (SHARED, 0),
             ([*SHARED, 3], 128),
-            (SHARED[:129], 64 if dependent else 128),  # one token must be read for its state
-            (SHARED[:130], 128),
-            ([*SHARED[:128], 255, 1], 64 if dependent else 128),
-            ([*SHARED[:128], 255, 2], 128),
+            (SHARED[: 128 + max(1, behind)], 64 if behind else 128),  # one token must be read for its state
+            (SHARED[: 129 + behind], 128),
+            ([*alike, 255, 1], 64 if behind else 128),
+            ([*alike, 255, 2], 128),
         ):
             output = watched.llm.generate(prompt, built.asked(max_tokens=7))
             assert output.num_cached_tokens == cached

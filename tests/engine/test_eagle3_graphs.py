@@ -62,7 +62,7 @@ class Exported:
         fusing = contract.fuse(features=spec.feature_width, hidden=self.hidden, dtype="float32")
         self._fuse = OnnxRuntimeEngine.open(folder / "fuse.onnx", fusing, threads=1)
         bindings = spec.contract(capacity=CAPACITY, dtype="float32")
-        self._fed_back = any(binding.name == "next_states" for binding in bindings.outputs)
+        self._fed_back = next((binding for binding in bindings.outputs if binding.name == "next_states"), None)
         self._head = OnnxRuntimeEngine.open(folder / "head.onnx", bindings, threads=1)
         self.caches = {b.name: torch.full(b.resolve({"batch": 1}), 3e4) for b in bindings.inputs if "past" in b.name}
 
@@ -84,14 +84,17 @@ class Exported:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Feed pairs from place ``begin`` on; logits and states of ``rows``, of none as a prompt does.
 
-        The logits are of the tokens that the head knows.
+        The logits are of the tokens that the head knows; of layers that are fed one behind the other, states are of all
+        tokens.
         """
         scored = torch.tensor([rows], dtype=torch.int64)
-        logits, fed_back = (torch.empty(1, len(rows), width) for width in (self.vocab, self.hidden))
+        made = {"logits": torch.empty(1, len(rows), self.vocab)}
+        if self._fed_back is not None:
+            sizes = {"batch": 1, "rows": len(rows), "query": len(tokens)}
+            made["next_states"] = torch.empty(self._fed_back.resolve(sizes))
         given = {"token_ids": tokens[None], "states": states[None], "write_index": torch.tensor([begin])}
-        made = {"logits": logits, **({"next_states": fed_back} if self._fed_back else {})}
         self._head.bind({**given, "score_rows": scored, **made, **self.caches}).run()
-        return logits[0], fed_back[0]
+        return made["logits"][0], made.get("next_states", made["logits"])[0]
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -25,7 +25,7 @@ from tests.engine.test_eagle3_graphs import CAPACITY, STEPS, TARGET, VOCAB, Expo
 from tests.engine.test_float8_cache import SCHEME
 from tests.engine.test_quantized_checkpoints import float8_group
 from tests.heads import Draw, Weights
-from tests.mtp import FORMS, Definition, MtpLayer
+from tests.mtp import FORMS, Definition, MtpLayer, drafted, several
 
 SHARED = {"embed_tokens.weight": Draw(9).matrix(VOCAB, 32) * 4, "lm_head.weight": Draw(8).matrix(VOCAB, 32)}
 
@@ -34,15 +34,19 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2
 
 
 def read(
-    folder: Path, form: str, experts: int = 0, target: Mapping[str, Any] = MappingProxyType({}), **changes: Any
+    folder: Path,
+    form: str,
+    experts: int = 0,
+    target: Mapping[str, Any] = MappingProxyType({}),
+    window: int = STEPS,
+    **changes: Any,
 ) -> tuple[MtpSpec, Checkpoint, MtpLayer]:
     """A checkpoint of the layer in ``form``, and what is read of it; ``changes`` of its config, ``target``: of both."""
     layer = MtpLayer(hidden=32, target_layers=8, heads=2, kv_heads=2, form=form, experts=experts)
     weights = layer.weights()
     copies = {f"{layer.prefix}.shared_head.head.weight": torch.zeros(VOCAB, 32)} if form == "deepseek" else {}
-    for further in range(1, changes.get("num_nextn_predict_layers") or 1):
-        prefix = replace(layer, target_layers=8 + further).prefix
-        copies |= {name.replace(layer.prefix, prefix): each for name, each in layer.weights(further).items()}
+    for _, further in several(layer, changes.get("num_nextn_predict_layers") or 1)[1:]:
+        copies |= further
     save_file(copies | weights, folder / "model.safetensors")
     others = {"intermediate_size": 64} | (EXPERTS | {"norm_topk_prob": True} if experts else {}) | dict(target)
     config: dict[str, Any] = TARGET | {"num_nextn_predict_layers": 1} | others
@@ -50,14 +54,14 @@ def read(
         config = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": config}
         del config["transformer_layer_config"]["num_nextn_predict_layers"]
     (folder / "config.json").write_text(json.dumps(config | changes))
-    spec, checkpoint, narrow = MtpSpec.from_checkpoint(Checkpoint.open(folder), ModelSpec.from_hf(TARGET | others))
+    source, model = Checkpoint.open(folder), ModelSpec.from_hf(TARGET | others)
+    spec, checkpoint, narrow = MtpSpec.from_checkpoint(source, model, window=window)
     assert not narrow
     return spec, checkpoint, layer
 
 
-def renamed(folder: Path, checkpoint: Checkpoint, layer: MtpLayer) -> Checkpoint:
-    """As a build writes it: the layer's tensors by their new names, beside the target's."""
-    weights = layer.weights()
+def renamed(folder: Path, checkpoint: Checkpoint, weights: Weights) -> Checkpoint:
+    """As a build writes it: the layers' tensors by their new names, beside the target's."""
     stored = {t.offset: name for name, t in checkpoint.tensors.items()}
     found = {stored[t.offset]: weights[n] for n, t in Checkpoint.open(folder).tensors.items() if n in weights}
     save_file(found | SHARED, folder / "model.safetensors")
@@ -68,7 +72,6 @@ def renamed(folder: Path, checkpoint: Checkpoint, layer: MtpLayer) -> Checkpoint
     ("form", "published"),
     [
         *((form, {}) for form in FORMS),
-        ("deepseek", {"num_nextn_predict_layers": 3}),  # the first drafts
         ("deepseek", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}),  # not it
         ("deepseek", {"experts": 4}),
     ],
@@ -79,7 +82,7 @@ def test_more_tokens_than_layers_are_those_of_the_definition(
 ) -> None:
     spec, checkpoint, layer = read(tmp_path, form, **published)
     defined = Definition(layer, layer.weights(), *SHARED.values())
-    written = renamed(tmp_path, checkpoint, layer)
+    written = renamed(tmp_path, checkpoint, layer.weights())
     head = build_mtp(spec, written, dtype="float32", capacity=CAPACITY, attention="grouped")
     exported = Exported(tmp_path, spec, build_state_norm(spec, written, dtype="float32"), head)
     text = torch.randint(VOCAB, (24,), generator=torch.Generator().manual_seed(5))
@@ -117,12 +120,37 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path, form: str, chan
     assert message in str(caught.value)
 
 
-def test_of_several_layers_the_first_drafts_and_a_build_says_so(tmp_path: Path) -> None:
-    spec, checkpoint, layer = read(tmp_path, "deepseek", num_nextn_predict_layers=3)
-    assert spec.published == 3
-    assert len(checkpoint.tensors) == len(layer.weights())
-    [note] = DraftHead("draft", checkpoint, checkpoint, spec, "float32", {}).notes()
-    assert note == "draft: of 3 layers that predict further on, the first drafts"
+@pytest.mark.parametrize("form", ["deepseek", "mimo"])
+def test_each_of_several_layers_drafts_a_token_and_the_last_what_is_further_on(tmp_path: Path, form: str) -> None:
+    spec, checkpoint, layer = read(tmp_path, form, num_nextn_predict_layers=3)
+    layers = several(layer, 3)
+    written = renamed(tmp_path, checkpoint, {name: each for _, own in layers for name, each in own.items()})
+    sizes: Any = {"dtype": "float32", "capacity": CAPACITY, "attention": "grouped"}
+    norm = build_state_norm(spec, written, dtype="float32")
+    exported = [Exported(tmp_path, spec, norm, build_mtp(spec, written, at=at, **sizes)) for at in range(3)]
+    text = torch.randint(VOCAB, (12,), generator=torch.Generator().manual_seed(5))
+    features = torch.randn(11, 32, generator=torch.Generator().manual_seed(6))
+    expected, chosen = drafted(layers, tuple(SHARED.values()), text, features, STEPS)
+    tokens, states = text[1:], exported[0].fuse(features)
+    for step in range(STEPS):
+        if step < 3:
+            found, states = exported[step](tokens, states, 0, 10)
+        else:
+            found, states = exported[2](tokens[-1:], states[-1:], 11 + step - 3, 0)
+        torch.testing.assert_close(found[0], expected[step], atol=1e-3, rtol=1e-4)  # as above
+        tokens = torch.cat([tokens[1:], torch.tensor([chosen[step]])])
+
+
+@pytest.mark.parametrize(("published", "window", "depth"), [(3, 4, 3), (3, 2, 2), (5, 8, 4), (3, 1, 1)])
+def test_as_many_layers_draft_as_a_window_has_tokens_and_a_build_says_which_do_not(
+    tmp_path: Path, published: int, window: int, depth: int
+) -> None:
+    spec, checkpoint, layer = read(tmp_path, "deepseek", num_nextn_predict_layers=published, window=window)
+    assert (spec.published, spec.depth) == (published, depth)
+    assert len(checkpoint.tensors) == depth * len(layer.weights())
+    notes = DraftHead("draft", checkpoint, checkpoint, spec, "float32", {}).notes()
+    note = f"draft: of {published} layers that predict further on, the first {depth} are used"
+    assert notes == ([note] if depth < published else [])
 
 
 def test_a_layer_behind_layers_that_slide_serves_texts_within_their_window(tmp_path: Path) -> None:
@@ -216,10 +244,13 @@ def test_a_tensor_of_nobody_is_refused_in_a_checkpoint_of_the_layer_alone(tmp_pa
     copies = {"verifier_lm_head.weight": torch.full((2, 2), float("nan"))}
     save_file(layer.weights() | copies, tmp_path / "model.safetensors")
     target = ModelSpec.from_hf(TARGET | {"intermediate_size": 64})
-    assert MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), target)[1].tensors.keys() == checkpoint.tensors.keys()
+    assert (
+        MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), target, window=3)[1].tensors.keys()
+        == checkpoint.tensors.keys()
+    )
     save_file(layer.weights() | {"mtp_layers.1.norm.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     with pytest.raises(BadCheckpoint, match=r"tensor 'mtp_layers\.1\.norm\.weight' has no place in such a layer"):
-        MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), target)
+        MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), target, window=3)
 
 
 def test_a_checkpoint_without_such_a_layer_is_refused(tmp_path: Path) -> None:
@@ -228,4 +259,4 @@ def test_a_checkpoint_without_such_a_layer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         BadCheckpoint, match=r"should hold tensors 'model\.layers\.8\.\*' or 'model\.mtp_layers\.0\.\*'"
     ):
-        MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), ModelSpec.from_hf(TARGET))
+        MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), ModelSpec.from_hf(TARGET), window=3)

@@ -13,7 +13,7 @@ from tandemrt.engines.recipe import Recipe
 from tandemrt.engines.tensorrt.library import load, logger, require_version
 from tandemrt.export.build import build
 from tandemrt.runtime.backends import open_engines
-from tandemrt.runtime.backends.tensorrt.open import deserialise, require_gpu
+from tandemrt.runtime.backends.tensorrt.open import deserialize, require_gpu
 from tandemrt.runtime.backends.tensorrt.plan import memory_needed
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -81,7 +81,7 @@ def test_a_machine_without_a_gpu_is_refused(bundle: Bundle) -> None:
 @no_gpu
 def test_an_engine_that_does_not_open_says_so_in_the_words_of_the_library(bundle: Bundle) -> None:
     with pytest.raises(BackendUnavailable) as caught:
-        deserialise(load("tensorrt-rtx"), "target", bundle.engine("target"), bundle.path("target"))
+        deserialize(load("tensorrt-rtx"), "target", bundle.engine("target"), bundle.path("target"))
     message = str(caught.value)
     assert "engine 'target': tensorrt-rtx 1." in message
     assert "cannot open model.engine, built for sm_86+sm_120" in message
@@ -92,13 +92,13 @@ def test_an_engine_that_does_not_open_says_so_in_the_words_of_the_library(bundle
 def test_a_file_that_is_no_engine_is_refused_in_the_words_of_the_library(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "model.engine").write_bytes(b"no engine at all" * 64)
     with pytest.raises(BackendUnavailable, match=r"magicTag.*build the bundle again.*export inspect"):
-        deserialise(load("tensorrt-rtx"), "target", bundle.engine("target"), tmp_path / "model.engine")
+        deserialize(load("tensorrt-rtx"), "target", bundle.engine("target"), tmp_path / "model.engine")
 
 
 def test_an_engine_that_was_cut_short_is_refused_in_the_words_of_the_library(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "model.engine").write_bytes(bundle.path("target").read_bytes()[:4096])
     with pytest.raises(BackendUnavailable, match=r"plan\.header\.size == blobSize"):
-        deserialise(load("tensorrt-rtx"), "target", bundle.engine("target"), tmp_path / "model.engine")
+        deserialize(load("tensorrt-rtx"), "target", bundle.engine("target"), tmp_path / "model.engine")
 
 
 def test_the_memory_a_bundle_needs_is_known_before_it_is_opened(bundle: Bundle) -> None:

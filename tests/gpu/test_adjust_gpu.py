@@ -82,7 +82,7 @@ def test_rounds_with_penalties_are_graphs_that_write_what_eager_runs_write(bundl
     assert set(found[0][2][0]) == {70}
 
 
-def test_overlap_changes_no_penalised_token(bundle: Path) -> None:
+def test_overlap_changes_no_penalized_token(bundle: Path) -> None:
     even = ADJUSTED[len(MIXED) :]
     found = []
     for overlap in (True, False):

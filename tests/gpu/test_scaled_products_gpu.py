@@ -85,6 +85,30 @@ def test_what_a_row_gives_depends_on_no_other(kernels: Path) -> None:
     assert all(torch.equal(each, alone[-1][: len(each)]) for each in alone)
 
 
+@pytest.mark.parametrize("rows", [17, 64, 320])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_fastest_algorithm_gives_the_bits_of_the_librarys_choice(
+    kernels: Path, rows: int, dtype: torch.dtype
+) -> None:
+    """Eagerly and in a graph, and for two steps whose weights have one shape."""
+    context, (width, inner) = Context(torch.device("cuda", 0), kernels), (1040, 4112)
+    one = torch.ones(1, device="cuda")
+    for _ in range(2):
+        weight, x = (_float8(torch.randn(n, inner, device="cuda")) for n in (width, rows))
+        product = torch.empty(rows, width, dtype=dtype, device="cuda")
+        tensors = {"quantized": x, "weight": weight.view(torch.uint8), "product": product}
+        call = launcher("float8_product", context)(tensors, {}, context)
+        expected = torch._scaled_mm(x, weight.t(), one, one, out_dtype=dtype)
+        call.run()
+        assert torch.equal(product, expected)
+        product.fill_(torch.nan)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call.run()
+        graph.replay()
+        assert torch.equal(product, expected)
+
+
 @pytest.mark.parametrize("operator", ["scaled_product", "quantized_swiglu", "quantized_norm", "quantize_tokens"])
 def test_a_call_takes_any_number_of_tokens(kernels: Path, operator: str) -> None:
     """A grid has 65,535 blocks at most along all axes but the first."""

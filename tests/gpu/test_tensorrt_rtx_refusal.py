@@ -15,7 +15,7 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.engines.gpus import name_of
 from tandemrt.engines.tensorrt.library import load
-from tandemrt.runtime.backends.tensorrt.open import deserialise
+from tandemrt.runtime.backends.tensorrt.open import deserialize
 from tests.makers import tiny_checkpoint, write_recipe
 
 pytest.importorskip("tensorrt_rtx_bindings")
@@ -41,7 +41,7 @@ def test_the_gpu_is_not_among_those_the_engine_was_built_for(bundle: Bundle) -> 
 
 def test_deserialising_is_refused_by_tensorrt_rtx_itself(bundle: Bundle) -> None:
     with pytest.raises(BackendUnavailable) as caught:
-        deserialise(load("tensorrt-rtx"), "target", bundle.engine("target"), bundle.path("target"))
+        deserialize(load("tensorrt-rtx"), "target", bundle.engine("target"), bundle.path("target"))
     message = str(caught.value)
     print(message)  # the words of the library, for whoever runs this with -s
     assert "cannot open model.engine" in message

@@ -147,8 +147,40 @@ def test_what_every_window_costs_is_learnt_from_rounds_in_any_order(seed: int) -
     assert shares == pytest.approx([0.5, 1, 1.5], rel=0.15)
 
 
+def test_every_window_is_timed_once_and_again_when_it_was_long_not_used() -> None:
+    costs, windows = RoundCosts(), [0, 1, 2]
+
+    def asked(rounds: int, used: int) -> list[int]:
+        """What is asked for in so many rounds; in the others ``used`` is the window."""
+        found = []
+        for _ in range(rounds):
+            window = costs.due(4, windows)
+            found += [] if window is None else [window]
+            costs.note(4, used if window is None else window, 0.01)
+        return found
+
+    assert asked(200, 1) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert asked(700, 1) == []
+    assert asked(200, 1) == [0, 0, 2, 2]
+    assert costs.due(2, windows) == 0  # other rows
+    costs.measured(2, 0, 0.01)
+    assert costs.due(2, windows) is None
+
+
+def test_what_was_timed_in_a_bad_moment_is_known_better_by_and_by() -> None:
+    costs = RoundCosts()
+    for now in range(1100):
+        window = costs.due(1, [0, 4]) or 0
+        costs.note(1, window, 0.03 * (9 if now < 10 else 1) if window else 0.01)
+        if now == 900:
+            assert costs.of(1, 4) / costs.of(1, 0) == pytest.approx(5)  # its tokens one by one
+    assert costs.of(1, 4) / costs.of(1, 0) == pytest.approx(3, rel=0.05)
+
+
 def test_a_request_begins_with_what_others_had_in_the_end() -> None:
     windows = Windows(8, 8, adaptive=True)
+    for window in windows.usual(1):
+        windows.costs.measured(1, window, 1 + GUESS * window)
     began = []
     for accepted in [8] * 4 + [0] * 16:
         running = make_running([1])
@@ -176,9 +208,12 @@ def test_a_request_that_comes_back_goes_on_with_what_it_had() -> None:
 
 def test_windows_are_few_and_as_long_as_the_option_says_at_most() -> None:
     adaptive = Windows({1: 6, 3: 2}, 8, adaptive=True)
+    for window in range(7):
+        adaptive.costs.measured(1, window, 1 + GUESS * window)
     assert [adaptive.usual(live) for live in (1, 3)] == [[0, 1, 2, 3, 4, 6], [0, 1, 2]]
     assert Windows(16, 16, adaptive=True).usual(1) == [0, 1, 2, 3, 4, 6, 8, 12, 16]
     assert adaptive.drafted([Even(0.99)], 1) == 6
+    assert [adaptive.drafted([Even(0.99)], 1, wanted=wanted) for wanted in (0, 3, 9)] == [0, 3, 6]
     assert adaptive.drafted([Even(0.01)], 1) == 0
     assert adaptive.drafted([Even(0.01)], 1, fixed=True) == 6
     assert Windows(6, 8).drafted([Even(0.01)], 1) == 6

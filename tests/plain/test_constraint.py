@@ -6,7 +6,7 @@ import pytest
 from tandemrt.engines.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.masks import MaskRows
-from tandemrt.runtime.constraints.phases import Phase
+from tandemrt.runtime.constraints.state import Phase
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tests.plain.constraints import (
     CALL,

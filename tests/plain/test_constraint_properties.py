@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandemrt.engines.errors import InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.masks import MaskRows
-from tandemrt.runtime.constraints.phases import Phase
+from tandemrt.runtime.constraints.state import Phase
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tests.plain.constraints import (
     STOP,

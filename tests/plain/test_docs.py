@@ -1,4 +1,4 @@
-"""Every link of the documentation leads somewhere, tests that it names are there, and the menu has every page."""
+"""Every link of the documentation leads somewhere, every page is in the site's menu, and what they name is there."""
 
 import re
 from pathlib import Path
@@ -32,16 +32,22 @@ def test_every_link_leads_to_a_file_and_a_heading_of_it(page: Path) -> None:
             assert anchor in anchors(place), target
 
 
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
+def test_the_files_tests_and_commands_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text()
+    for folder, rest, test in re.findall(
+        r"`(docs|engines|export|plugins|runtime|tests|tools)(/[\w/.-]+\.\w+)(?:::(\w+))?`", text
+    ):
+        assert (ROOT / (folder + rest)).is_file(), folder + rest
+        assert not test or f"def {test}(" in (ROOT / (folder + rest)).read_text(), test
+    for module in re.findall(r"python3? -m (tools[\w.]*\w)", text):
+        file = ROOT / Path(*module.split("."))
+        assert file.with_suffix(".py").is_file() or (file / "__main__.py").is_file(), module
+
+
 def test_the_sites_menu_has_every_page_once() -> None:
     menu = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2].partition("plugins:")[0]
     assert sorted(re.findall(r"- (\w+\.md)", menu)) == [page.name for page in PAGES]
-
-
-@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
-def test_every_test_that_is_named_is_there(page: Path) -> None:
-    for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
-        assert (ROOT / file).is_file(), file
-        assert not name or f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
 
 
 def test_the_reference_names_what_there_is() -> None:

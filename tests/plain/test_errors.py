@@ -1,4 +1,4 @@
-"""Of what was received an error quotes so much that it is recognised, and no more."""
+"""Of what was received an error quotes so much that it is recognized, and no more."""
 
 from collections import UserList
 from collections.abc import Callable

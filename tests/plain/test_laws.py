@@ -34,7 +34,7 @@ def misfit(language, *, rule, window, length=None, **changes):
 PENALTIES = {"bias": np.float32([0.5, 0, -0.7, 0, 0, 1]), "presence": 0.4, "frequency": 0.8, "repetition": 1.5}
 
 
-def penalised_language():
+def penalized_language():
     return replace(filtered_language(), penalties=PENALTIES)
 
 
@@ -48,21 +48,21 @@ def test_the_text_has_the_law_of_the_target(make, rule, window):
 
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
-def test_the_text_has_the_law_of_the_penalised_target(rule, window):
+def test_the_text_has_the_law_of_the_penalized_target(rule, window):
     """What a penalty counts differs from row to row and from request to request; the drafts know nothing of it."""
-    assert misfit(penalised_language(), rule=rule, window=window, length=3) < FAIR
+    assert misfit(penalized_language(), rule=rule, window=window, length=3) < FAIR
 
 
 def test_penalties_that_forget_the_drafts_of_their_window_are_found_out(monkeypatch):
-    """Control: every row penalised by what stands before the window."""
-    penalised = Language.penalised
+    """Control: every row penalized by what stands before the window."""
+    penalized = Language.penalized
 
     def forgetful(self, logits, text, draft):
-        return penalised(self, logits, text, np.full_like(draft, -1))
+        return penalized(self, logits, text, np.full_like(draft, -1))
 
-    language = penalised_language()
+    language = penalized_language()
     expected = language.exact_law(3)
-    monkeypatch.setattr(Language, "penalised", forgetful)
+    monkeypatch.setattr(Language, "penalized", forgetful)
     text = speculate(language, rule="rejection", window=2, length=3, requests=REQUESTS).text
     assert surprise(np.bincount(language.index(text), minlength=expected.size), expected) > BIASED
 

@@ -12,7 +12,7 @@ from tandemrt.engines.contract import mask_words
 from tandemrt.engines.vocabulary import CONTROL, Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.masks import MaskRows
-from tandemrt.runtime.constraints.phases import Phase
+from tandemrt.runtime.constraints.state import Phase
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.grammar import GrammarCompiler
 from tests.plain.constraints import UNREAD, tokens_in

@@ -1,4 +1,4 @@
-"""What a penalised request lists, round by round, and how the lists of a batch reach the device."""
+"""What a penalized request lists, round by round, and how the lists of a batch reach the device."""
 
 from collections import Counter
 from collections.abc import Sequence

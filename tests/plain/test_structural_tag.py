@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.params import StructuredOutputs
-from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.constraints.grammar import Grammar
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.structured import read
 from tests.plain.constraints import CALL, STOP, VOCABULARY, WORDS, spell, tokens_in

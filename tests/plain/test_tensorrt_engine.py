@@ -9,7 +9,7 @@ from tandemrt.engines.errors import BackendUnavailable, BadBundle, InternalError
 from tandemrt.engines.manifest import Engine as Entry
 from tandemrt.runtime.backends.tensorrt import engine as backend
 from tandemrt.runtime.backends.tensorrt import open as tensorrt_open
-from tandemrt.runtime.backends.tensorrt.open import deserialise, require_bindings
+from tandemrt.runtime.backends.tensorrt.open import deserialize, require_bindings
 from tests.plain.stand_in_tensorrt import CAPACITY, CONTRACT, MEMORY, RTX, TENSORRT, VOCAB, Engine, Runtime
 
 CPU = torch.device("cpu")
@@ -163,6 +163,6 @@ def test_only_an_engine_of_tensorrt_may_hold_code_that_opens_it_in_later_release
     file.write_bytes(b"plan")
     module = SimpleNamespace(__version__="1", Runtime=Runtime)
     entry = Entry(file=file.name, backend="tensorrt", built_for="sm_90", dtype="float16", contract=CONTRACT)
-    assert deserialise(module, "target", entry, file) == b"plan"
+    assert deserialize(module, "target", entry, file) == b"plan"
     with pytest.raises(BackendUnavailable, match=r"cannot open model\.engine, .* holds code that may not be run"):
-        deserialise(module, "target", entry.model_copy(update={"backend": "tensorrt-rtx"}), file)
+        deserialize(module, "target", entry.model_copy(update={"backend": "tensorrt-rtx"}), file)

@@ -29,7 +29,7 @@ class Language:
     draft: np.ndarray
     mask: np.ndarray  # int32 [vocab, vocab, 1]
     filters: dict = field(default_factory=dict)
-    penalties: dict = field(default_factory=dict)  # arguments of ``penalised``, which the target's logits go through
+    penalties: dict = field(default_factory=dict)  # arguments of ``penalized``, which the target's logits go through
 
     @classmethod
     def random(cls, vocab: int, *, masked: bool, seed: int = 0, **filters: float) -> "Language":
@@ -59,7 +59,7 @@ class Language:
         scores = MinPLogitsWarper(request["min_p"])(None, scores) if request["min_p"] else scores
         return scores.softmax(-1).numpy().reshape(logits.shape)
 
-    def penalised(self, logits: np.ndarray, text: np.ndarray, draft: np.ndarray) -> np.ndarray:
+    def penalized(self, logits: np.ndarray, text: np.ndarray, draft: np.ndarray) -> np.ndarray:
         """``logits`` [requests, rows, vocab] behind outputs ``text`` [requests, tokens] (-1: none) and ``draft``."""
         if not self.penalties:
             return logits
@@ -86,7 +86,7 @@ class Language:
         for i in range(length):
             states = context[:, i], context[:, i + 1]
             none = np.zeros((len(sequences), 0), np.int64)
-            logits = self.penalised(self.target[states][:, None], sequences[:, :i], none)[:, 0]
+            logits = self.penalized(self.target[states][:, None], sequences[:, :i], none)[:, 0]
             laws = self.laws(token_bitmask(logits, self.mask[states]))
             result *= laws[np.arange(len(sequences)), sequences[:, i]]
         return result
@@ -136,7 +136,7 @@ def speculate(
         mask = language.mask[states]
         draft = recent[:, 2:]
         output = np.where(np.arange(text.shape[1]) < start[:, None], text[running], -1)[:, 2:]
-        logits = token_bitmask(language.penalised(language.target[states], output, draft), mask)
+        logits = token_bitmask(language.penalized(language.target[states], output, draft), mask)
         allowed = np.isfinite(np.take_along_axis(logits[:, :window], draft[..., None], axis=-1))[..., 0]
         draft_len = usable(allowed) if usable else np.full(running.size, window)
         tokens, count = verify_draft(logits, draft, draft_len, **request, position=start, draft_probs=probs)

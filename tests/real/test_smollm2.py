@@ -31,7 +31,7 @@ CHATS = [
     "Write a sentence with the words moon, river and stone.",
     "What does HTTP stand for?",
     "¿Cómo estás? 你好 😀",
-    "Summarise: Water boils at 100 degrees at sea level, and at less on a mountain, because the air is thinner there.",
+    "Summarize: Water boils at 100 degrees at sea level, and at less on a mountain, because the air is thinner there.",
 ]
 TOKENS = 16
 

@@ -14,7 +14,7 @@ from tandemrt.engines.tensorrt.recipe import TensorRt
 from tandemrt.export.build import build
 from tandemrt.export.compile.tensorrt.engine import build_engine
 from tandemrt.export.compile.tensorrt.profiles import Range
-from tandemrt.runtime.backends.tensorrt.open import deserialise
+from tandemrt.runtime.backends.tensorrt.open import deserialize
 from tests.makers import tiny_checkpoint, write_recipe
 
 PROFILES = {"window": {"batch": Range(1, 4, 4), "query": Range(1, 5, 5), "rows": Range(1, 5, 5)}}
@@ -77,7 +77,7 @@ def test_an_engine_of_tensorrt_rtx_is_refused_by_tensorrt(rtx: Bundle) -> None:
     built = rtx.engine("target")
     entry = Engine(file=built.file, backend="tensorrt", built_for="sm_90", dtype=built.dtype, contract=built.contract)
     with pytest.raises(BackendUnavailable) as caught:
-        deserialise(load("tensorrt"), "target", entry, rtx.path("target"))
+        deserialize(load("tensorrt"), "target", entry, rtx.path("target"))
     print(caught.value)  # the words of the library, for whoever runs this with -s
     assert "engine 'target': tensorrt 11." in str(caught.value)
     assert "gave no reason" not in str(caught.value)

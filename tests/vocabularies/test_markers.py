@@ -8,7 +8,7 @@ import numpy as np
 from tandemrt.engines.contract import mask_words
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.masks import MaskRows
-from tandemrt.runtime.constraints.phases import Phase
+from tandemrt.runtime.constraints.state import Phase
 from tests.vocabularies.conftest import Family
 
 BEFORE = ["", "\n", "\n\n", "a", ".", " so", "x <", "</", "你好", "Here is my"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.vocabulary import Vocabulary
-from tandemrt.runtime.constraints.phases import Grammar
+from tandemrt.runtime.constraints.grammar import Grammar
 from tandemrt.runtime.grammars.grammar import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.schema.emit import enforceable
 from tools.bench_schemas.sources import Case

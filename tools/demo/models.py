@@ -26,7 +26,7 @@ DRAFT_SHAPE = {
 
 
 def create(shape: dict[str, int], tokenizer: Any, seed: int) -> Any:
-    """Return a freshly initialised model in float32. Its vocabulary is the tokenizer's, padded to a multiple of 64."""
+    """Return a freshly initialized model in float32. Its vocabulary is the tokenizer's, padded to a multiple of 64."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         **shape,

@@ -49,14 +49,15 @@ class PEagle(nn.Module):
         self.register_buffer("vocabulary", vocabulary, persistent=False)
         self.fc = fusion(len(self.features), hidden)
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, len(self.features) * hidden))
-        further = (
-            Layer(config, like, inner=hidden, heads=heads, width=width, normed=False)
-            for like in target.model.layers[len(target.model.layers) - layers + 1 :]
-        )
+        last = target.model.layers[-1]
+        further = [Layer(config, last, inner=hidden, heads=heads, width=width, normed=False) for _ in range(layers - 1)]
         self.layers = nn.ModuleList([PairLayer(target, width), *further])
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.lm_head = linear(hidden, len(vocabulary))
         with torch.no_grad():
+            for layer in further:  # the first stands for the target's last one; these begin with little to add
+                layer.self_attn.o_proj.weight.mul_(0.1)
+                layer.mlp.down_proj.weight.mul_(0.1)
             self.norm.weight.copy_(target.model.norm.weight)
             self.lm_head.weight.copy_(target.lm_head.weight[vocabulary])
 

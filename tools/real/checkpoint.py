@@ -2,7 +2,7 @@
 
     python -m tools.real.checkpoint engines/built/real/checkpoint
 
-transformers reads it with the packages gguf and accelerate; what was quantised is written as float32.
+transformers reads it with the packages gguf and accelerate; what was quantized is written as float32.
 """
 
 import importlib.util

@@ -36,7 +36,7 @@ _FORMS = (
     "How do I clean a {article} of {material}? Answer in three steps.",
     "Write an advertisement of {company} for its new {article}.",
     "Plan a {subject} for {name} in {city}, hour by hour.",
-    "Summarise this text in one sentence: {paragraph}",
+    "Summarize this text in one sentence: {paragraph}",
     "Explain this text in simple words: {paragraph}",
     "Write three questions about this text: {paragraph}",
     "Which terms in this text need an explanation? Explain them: {paragraph}",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tandemrt.runtime.requests.outputs import RequestOutput
 from tools.soak.plans import Plan, Turn
 
-OWN_ERROR = ("detokeniser", "grammar", "compiler", "nan")
+OWN_ERROR = ("detokenizer", "grammar", "compiler", "nan")
 """Faults that end the request they belong to with an error, if it comes so far."""
 
 

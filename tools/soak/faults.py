@@ -1,4 +1,4 @@
-"""Faults, put in through seams that the runtime has anyway: an engine's call, a listener, a detokeniser, a grammar."""
+"""Faults, put in through seams that the runtime has anyway: an engine's call, a listener, a detokenizer, a grammar."""
 
 import math
 import threading
@@ -21,12 +21,12 @@ from tandemrt.runtime.requests.waiting import Waiting
 KINDS = {
     "engine": "the next run of an engine raises",
     "listener": "the listener of a request raises",
-    "detokeniser": "the detokeniser of a request raises once",
+    "detokenizer": "the detokenizer of a request raises once",
     "grammar": "the grammar of a request raises while a mask row is written",
     "compiler": "the compiler of a request's grammar raises",
     "engine-base": "the next run of an engine raises a BaseException, as a panic of an extension does",
     "listener-base": "the listener of a request raises a BaseException",
-    "detokeniser-always": "the detokeniser of a request raises from some token on, also when the request ends",
+    "detokenizer-always": "the detokenizer of a request raises from some token on, also when the request ends",
     "nan": "the target's logits of a request are NaN from some call on",
     "draft-nan": "the draft's logits of a request are NaN from some call on, which changes no text",
 }
@@ -116,7 +116,7 @@ class Faults:
     def transcript(self, *arguments: Any, **named: Any) -> Transcript:
         """The transcript of a request: an ordinary one, unless it is to break."""
         fault = self.pending
-        if fault is None or not fault.kind.startswith("detokeniser"):
+        if fault is None or not fault.kind.startswith("detokenizer"):
             return Transcript(*arguments, **named)
         return _BreakingTranscript(fault, *arguments, **named)
 
@@ -162,7 +162,7 @@ class _BreakingTranscript(Transcript):
         return super().add(kind, token_ids, inner)
 
     def finish(self) -> None:
-        if self._fault.kind == "detokeniser-always" and self._calls > self._fault.at:
+        if self._fault.kind == "detokenizer-always" and self._calls > self._fault.at:
             raise self._fault.error()
         super().finish()
 

@@ -1,4 +1,4 @@
-"""From an engine file to a deserialised engine, or to the refusal that says what stands in the way."""
+"""From an engine file to a deserialized engine, or to the refusal that says what stands in the way."""
 
 import ctypes
 import mmap
@@ -32,7 +32,7 @@ def open_file(bundle: Bundle, name: EngineName, device: torch.device) -> tuple[A
             "Use device='cuda', or build the bundle for onnxruntime-cpu"
         )
     require_gpu(name, entry, torch.cuda.get_device_capability(device))
-    return trt, deserialise(trt, name, entry, bundle.path(name))
+    return trt, deserialize(trt, name, entry, bundle.path(name))
 
 
 def require_gpu(name: EngineName, entry: Entry, capability: Capability) -> None:
@@ -45,8 +45,8 @@ def require_gpu(name: EngineName, entry: Entry, capability: Capability) -> None:
         )
 
 
-def deserialise(trt: Any, name: EngineName, entry: Entry, file: Path) -> Any:
-    """Deserialise ``file``. Raises BackendUnavailable with TensorRT's own words when it gives no engine."""
+def deserialize(trt: Any, name: EngineName, entry: Entry, file: Path) -> Any:
+    """Deserialize ``file``. Raises BackendUnavailable with TensorRT's own words when it gives no engine."""
     log = logger(trt)
     log.forget()
     runtime = trt.Runtime(log)

@@ -1,0 +1,37 @@
+"""Products in float8 of some rows by the fastest of cuBLASLt's algorithms that give the bits of its own choice.
+
+What the library expects to be fastest for a number of rows is up to a tenth slower than another of its algorithms. Sums
+of products in float8 hardly round, so nearly all algorithms give equal bits; where one does not, it is not taken, so
+what is measured decides no result.
+"""
+
+import torch
+
+from tandemrt.plugins.kernels.cublaslt import Algorithm, Product
+from tandemrt.plugins.kernels.product_trials import Trials, random_rows, same_bits, workspace
+from tandemrt.plugins.launch import Context
+
+
+class FastestProduct:
+    """x [..., inner] @ weight.T, weight [width, inner], into product [..., width], without scales, bound. Capturable.
+
+    Binding waits for the device where it is the first of so many rows and such a weight.
+    """
+
+    def __init__(self, context: Context, x: torch.Tensor, weight: torch.Tensor, product: torch.Tensor) -> None:
+        width, inner = weight.shape
+        rows, results = x.view(-1, inner), product.view(-1, width)
+        self._product = Product(rows, weight, results, workspace(context))
+        key = ("fastest", len(rows), *weight.shape, weight.dtype, product.dtype)
+        self._algorithm = context.keep(key, lambda: _fastest(context, len(rows), weight, product.dtype))
+
+    def run(self) -> None:
+        """Enqueue on torch's current stream."""
+        self._product.run(self._algorithm)
+
+
+def _fastest(context: Context, count: int, weight: torch.Tensor, dtype: torch.dtype) -> Algorithm:
+    trials = Trials(context, random_rows(count, weight.shape[1], 0, weight), count, weight, dtype)
+    first, *others = trials.algorithms()
+    wanted = trials.result(first).clone()
+    return min((first, *(each for each in others if same_bits(trials.result(each), wanted))), key=trials.microseconds)
