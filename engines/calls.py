@@ -57,8 +57,11 @@ def slack(kind: str, window: int) -> int:
     """Tokens behind the newest one that a round which drafts ``window`` may write; ``kind`` is that of the draft.
 
     A parallel draft is fed what a whole window emitted and the masks of the next one, whatever was emitted; a block
-    draft always a block as long as its own.
+    draft always a block as long as its own. Several layers that predict further on are fed some places again, or as
+    many behind a text of which they keep none.
     """
+    if kind == "mtp" and window:
+        return window + len(DRAFT_LAYERS) - 1
     if DRAFTS[kind].block and window:
         return LONGEST_BLOCK - 1
     return 2 * window - 1 if DRAFTS[kind].parallel and window else window
@@ -126,9 +129,9 @@ def largest_prompts(batch: int, chunk: int) -> Packed:
 def most_query(kind: str, window: int) -> int:
     """The most new tokens per row of a round's calls: a draft model's first run of a round has two.
 
-    ``kind`` is that of the draft; several layers that predict further on are fed one more token each.
+    ``kind`` is that of the draft.
     """
-    return max(2, 1 + slack(kind, window)) + (len(DRAFT_LAYERS) - 1 if kind == "mtp" and window else 0)
+    return max(2, 1 + slack(kind, window))
 
 
 def unpadded(windows: int, most: int) -> int:

@@ -30,7 +30,7 @@ def require_fit(params: SamplingParams, manifest: Manifest, window: int | None =
             f"{quoted(accepted)}; ask for fewer"
         )
     if manifest.draft.kind in ("ngram", "none"):
-        for name in ("draft_sampling", "draft_greedy_below"):
+        for name in ("draft_sampling", "draft_greedy_below", "draft_temperature_scale"):
             if getattr(params, name) is not None:
                 raise BadRequest(
                     f"{name}: says how a draft model draws its tokens, and this bundle has none (draft "

@@ -98,7 +98,8 @@ class Draft(Record):
     if ``sample_from_anchor``. ``layers``: how many draft a token each, for ``mtp`` with several. ``vocab``: tokens of
     the target's vocabulary that the draft's logits are of, whose ids lie in TARGET_IDS; None: all of them.
 
-    ``sampling`` and ``greedy_below`` are what SamplingParams.draft_sampling and draft_greedy_below are by default.
+    ``sampling``, ``greedy_below`` and ``temperature_scale`` are what SamplingParams.draft_sampling, draft_greedy_below
+    and draft_temperature_scale are by default.
     """
 
     kind: DraftKind
@@ -111,6 +112,7 @@ class Draft(Record):
     ngram_max: Count | None = None
     sampling: Literal["greedy"] | None = None
     greedy_below: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    temperature_scale: Annotated[float, Field(ge=0.01, le=10.0)] = 1.0
 
     @property
     def engines(self) -> tuple[str, ...]:

@@ -91,7 +91,9 @@ class SamplingParams(Section):
 
     A draft model draws its tokens as the rule has it (``draft_sampling``): ``"coupled"`` to the target's own noise, or
     ``"probabilistic"``, with noise of its own and its probabilities kept, under ``"rejection"``. With ``"greedy"``, and
-    below the temperature ``draft_greedy_below``, it takes its likeliest token, under either rule.
+    below the temperature ``draft_greedy_below``, it takes its likeliest token, under either rule. Where it draws, its
+    temperature is ``draft_temperature_scale`` times the request's: below 1 its law is sharper, which helps a draft that
+    is less sure than its target.
 
     ``rule="synthetic"`` is for benchmarks alone: of the drafted tokens it accepts as many as make
     ``synthetic_acceptance_length`` tokens per round in the mean, whatever the target says, as far as constraints allow
@@ -146,6 +148,7 @@ class SamplingParams(Section):
     synthetic_acceptance_length: Number | None = Field(None, ge=1.0, le=17.0)  # tokens per round, see below
     draft_sampling: Literal["greedy", "probabilistic", "coupled"] | None = None  # None: the bundle's
     draft_greedy_below: Number | None = Field(None, ge=0.0, le=100.0, allow_inf_nan=False)  # a temperature
+    draft_temperature_scale: Number | None = Field(None, ge=0.01, le=10.0, allow_inf_nan=False)  # None: the bundle's
     window: Count | None = None  # drafted tokens per round, at most the engine's; 0 switches speculation off
     timeout_s: Number | None = Field(None, gt=0.0, allow_inf_nan=False)  # from the call to the last token
 

@@ -70,10 +70,12 @@ class _Drawing(_WithCheckpoint):
 
     ``sampling`` "greedy": its likeliest tokens, whatever the temperature; None: drawn as a request's rule has it.
     ``greedy_below``: the same for requests of a lower temperature.
+    ``temperature_scale``: what a request's temperature is multiplied by to draw them.
     """
 
     sampling: Literal["greedy"] | None = None
-    greedy_below: Annotated[float, Field(strict=False, ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
+    greedy_below: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
+    temperature_scale: Annotated[float, Field(ge=0.01, le=10.0, allow_inf_nan=False)] = 1.0
 
 
 class ModelDraft(_Drawing):

@@ -248,6 +248,7 @@ def _draft(recipe: Recipe, models: Models) -> Draft:
         vocab=spec.draft_vocab if isinstance(spec, HeadSpec) and spec.draft_vocab < spec.vocab else None,
         sampling=section.sampling,
         greedy_below=section.greedy_below,
+        temperature_scale=section.temperature_scale,
     )
 
 

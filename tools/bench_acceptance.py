@@ -1,7 +1,9 @@
 """Acceptance by temperature and by how drafts are drawn: ``python -m tools.bench_acceptance BUNDLE``.
 
 Each temperature's prompts run in one batch, three ways: drafts drawn to the target's noise (coupled), drawn with
-probabilities (the rejection rule), and greedy under the rejection rule, which knows no probabilities then.
+probabilities (the rejection rule), and greedy under the rejection rule, which knows no probabilities then. Under the
+rejection rule texts depend on the drafts, so ways are compared over different texts. Rounds of one text are alike: the
+standard error is that of a ratio over texts, each drawn by itself.
 """
 
 import json
@@ -32,6 +34,7 @@ def main(
     temperature: Annotated[
         list[float] | None, typer.Option(min=0, help="One of those to measure; may be given several times")
     ] = None,
+    scale: Annotated[float | None, typer.Option(help="Of the draft's temperature; else the bundle's")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine")] = 1,
 ) -> None:
     """Print a row for each temperature as it is measured: acceptance length, its standard error, and acceptance per
@@ -41,7 +44,8 @@ def main(
     _row(*("---" for _ in range(1 + len(WAYS))))
     with LLM(bundle, threads=threads) as llm:
         for each in temperature or TEMPERATURES:
-            _row(f"{each:g}", *(_figures(llm, each, chats, tokens, way) for way in WAYS.values()))
+            ways = [way | {"draft_temperature_scale": scale} for way in WAYS.values()]
+            _row(f"{each:g}", *(_figures(llm, each, chats, tokens, way) for way in ways))
 
 
 def _row(*cells: str) -> None:
@@ -65,11 +69,10 @@ def _figures(llm: LLM, temperature: float, chats: list[list[dict[str, str]]], to
     ]
     outputs = llm.generate(chats, params)
     spent = llm.metrics.since(before)
-    lengths = [
-        n for output in outputs for n, times in enumerate(output.speculation.acceptance_histogram) for _ in range(times)
-    ]
-    mean = sum(lengths) / len(lengths)
-    error = math.sqrt(sum((n - mean) ** 2 for n in lengths) / len(lengths) / len(lengths))
+    texts = [(each.speculation.num_accepted_draft_tokens, each.speculation.num_spec_steps) for each in outputs]
+    steps = sum(rounds for _, rounds in texts)
+    mean = sum(accepted for accepted, _ in texts) / steps
+    error = math.sqrt(sum((accepted - mean * rounds) ** 2 for accepted, rounds in texts)) / steps
     positions = " ".join(f"{each / spent.steps:.2f}" for each in spent.accepted)
     return f"{1 + mean:.2f} ± {error:.2f} ({positions})"
 

@@ -21,9 +21,8 @@ from rich.table import Table
 
 from tandemrt.plugins.faces import launcher
 from tandemrt.plugins.kernels.compile import compile_kernels
-from tandemrt.plugins.kernels.fastest_product import FastestProduct
+from tandemrt.plugins.kernels.fastest_product import MOST_ROWS, FastestProduct
 from tandemrt.plugins.kernels.float8_product import FEW
-from tandemrt.plugins.kernels.product_trials import MEASURED
 from tandemrt.plugins.launch import Call, Context
 from tools.bench_attention import COLD, replay
 
@@ -63,7 +62,7 @@ def forms(width: int, inner: int, rows: int, context: Context) -> tuple[str, ...
             product.run()
 
     ways = [scaled(one, one), scaled(one, one, fast=True), scaled(*each)]
-    products = [FastestProduct(context, x, weight, out) for weight in weights] if FEW < rows <= MEASURED else []
+    products = [FastestProduct(context, x, weight, out) for weight in weights] if FEW < rows <= MOST_ROWS else []
     ways += [chosen] if products else []
     return (f"{replay(mm, len(whole)):.1f}", *(f"{replay(way, copies):.1f}" for way in ways))
 

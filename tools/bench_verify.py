@@ -144,6 +144,7 @@ def rejection_chain(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 def microseconds(run: Callable[[], object], replays: int = 200) -> float:
     """GPU time of one run: the median of five series of graph replays, each graph holding ten runs."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())  # where inputs are made
     with torch.cuda.stream(stream):
         for _ in range(3):
             run()

@@ -187,18 +187,12 @@ __device__ __forceinline__ Contender settle(const Contender& best, const Scaling
     return winner;
 }
 
-// The random words of a group, which are those of the tokens' ids. Neighbours have them in common.
+// The random words of a group, which are those of the tokens' ids.
 template <class T>
 __device__ __forceinline__ void words_of(const Row<T>& row, const Noise& noise, int index, u32 (&words)[8]) {
     if (!row.ids) return noise.words(index, words);
-    u32 ids[8], four[4];
 #pragma unroll
-    for (int i = 0; i < 8; i++) ids[i] = row.ids[min(8 * index + i, row.vocab - 1)];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (i == 0 || ids[i] / 4 != ids[i - 1] / 4) noise.quad(ids[i] / 4, four);
-        words[i] = word_of(four, ids[i]);
-    }
+    for (int i = 0; i < 8; i++) words[i] = noise.word(row.ids[min(8 * index + i, row.vocab - 1)]);
 }
 
 // The winner of groups [first, last) of a row; every thread of the block calls it and gets the answer. `next` is the

@@ -1,8 +1,8 @@
 """Products in float8 of some rows by the fastest of cuBLASLt's algorithms that give the bits of its own choice.
 
-What the library expects to be fastest for a number of rows is up to a tenth slower than another of its algorithms. Sums
-of products in float8 hardly round, so nearly all algorithms give equal bits; where one does not, it is not taken, so
-what is measured decides no result.
+What the library expects to be fastest for some tens of rows is up to a tenth slower than another of its algorithms. Its
+sums hardly round in float8, so nearly all algorithms give equal bits; where one does not, it is not taken, so what is
+measured decides no result.
 """
 
 import torch
@@ -10,6 +10,8 @@ import torch
 from tandemrt.plugins.kernels.cublaslt import Algorithm, Product
 from tandemrt.plugins.kernels.product_trials import Trials, random_rows, same_bits, workspace
 from tandemrt.plugins.launch import Context
+
+MOST_ROWS = 128  # beyond, trials found nothing better
 
 
 class FastestProduct:

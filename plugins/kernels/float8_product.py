@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.fastest_product import FastestProduct
+from tandemrt.plugins.kernels.fastest_product import MOST_ROWS, FastestProduct
 from tandemrt.plugins.kernels.linear import BatchInvariantProduct
 from tandemrt.plugins.kernels.module import HOPPER, Launch, current_stream, suffix
-from tandemrt.plugins.kernels.product_trials import MEASURED
 from tandemrt.plugins.launch import Call, Context, Tensors
 
 _STEP = 16  # what cuBLASLt wants inputs and outputs to be a multiple of
@@ -38,7 +37,7 @@ def launch_scaled(tensors: Tensors, attributes: Mapping[str, Any], context: Cont
 
 
 def _many_rows(context: Context, tensors: Tensors) -> Call:
-    if not context.batch_invariant and _rows(tensors) > MEASURED:
+    if not context.batch_invariant and _rows(tensors) > MOST_ROWS:
         return Product(tensors)
     _require_sizes(tensors)
     _require_room(tensors["product"])  # scales, where there are some, follow behind it

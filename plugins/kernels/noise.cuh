@@ -39,6 +39,14 @@ struct Noise {
         quad(2 * group + 1, out + 4);
     }
 
+    // The random word of one token.
+    __device__ __forceinline__ u32 word(u32 token) const {
+        u32 four[4];
+        quad(token / 4, four);
+        u32 low = token & 1 ? four[1] : four[0], high = token & 1 ? four[3] : four[2];
+        return token & 2 ? high : low;
+    }
+
     // The random words of tokens 4 * quad to 4 * quad + 3.
     __device__ __forceinline__ void quad(u32 quad, u32* out) const {
         u64 left = u64(quad) * PHILOX_M0;
@@ -56,12 +64,6 @@ struct Noise {
         out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
     }
 };
-
-// The word of a token among those of its quad.
-__device__ __forceinline__ u32 word_of(const u32 (&four)[4], u32 token) {
-    u32 low = token & 1 ? four[1] : four[0], high = token & 1 ? four[3] : four[2];
-    return token & 2 ? high : low;
-}
 
 // u = (n + 0.5) / 2^24 of the top 24 bits of a word.
 __device__ __forceinline__ double uniform(u32 word) { return (double(word >> 8) + 0.5) * 5.9604644775390625e-8; }

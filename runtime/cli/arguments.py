@@ -3,11 +3,18 @@
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest, clipped, quoted
+from tandemrt.engines.fit import require_fit
+from tandemrt.engines.options import RuntimeOptions
+from tandemrt.engines.params import SamplingParams
+
+if TYPE_CHECKING:
+    from tandemrt.runtime.requests.prompt import Prompt
 
 
 def _writable(path: Path | None) -> Path | None:
@@ -46,3 +53,26 @@ def read_schema(path: Path, name: str = "--schema") -> dict[str, Any] | bool:
             f"{name}: must hold a JSON schema, which is an object or a boolean, received {quoted(schema)} in {path}"
         )
     return schema
+
+
+def read_prompts(path: Path, count: int) -> tuple["list[Prompt]", list[Any]]:
+    """Return the first ``count`` prompts of a file given as --prompts, and their schemas or None. Raises BadRequest."""
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()][:count]
+        given: list[Prompt] = [row["messages"] if "messages" in row else row["prompt"] for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadRequest(
+            f"--prompts: must hold one JSON object per line with `prompt` or `messages`, received {clipped(path)}: "
+            f"{quoted(error)}"
+        ) from error
+    if not given:
+        raise BadRequest(f"--prompts: must hold at least one line, received {clipped(path)}")
+    return given, [row.get("schema") for row in rows]
+
+
+def require_bundle_fit(folder: Path, options: RuntimeOptions, *params: SamplingParams) -> None:
+    """Refuse what the manifest of the bundle in ``folder`` tells already. Raises BadBundle or BadRequest."""
+    bundle = Bundle.read(folder)
+    options.require_fit(bundle.limits)
+    for each in params:
+        require_fit(each, bundle.manifest, options.largest_window)

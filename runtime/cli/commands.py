@@ -1,4 +1,4 @@
-"""The commands around a bundle that exists: run, bench, chat, serve, doctor."""
+"""The commands around a bundle that exists: run, chat, bench, calibrate, serve, doctor."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,6 @@ from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.chat import ChatOptions
 from tandemrt.engines.command_options import takes_options
 from tandemrt.engines.errors import BadRequest, clipped, quoted
-from tandemrt.engines.fit import require_fit
 from tandemrt.engines.options import OpeningOptions, RuntimeOptions
 from tandemrt.engines.params import SamplingParams, StructuredOutputs
 from tandemrt.runtime.cli.arguments import (
@@ -27,8 +26,11 @@ from tandemrt.runtime.cli.arguments import (
     Temperature,
     Trace,
     read_json,
+    read_prompts,
     read_schema,
+    require_bundle_fit,
 )
+from tandemrt.runtime.cli.calibrate import calibrate
 from tandemrt.runtime.cli.chat import chat
 from tandemrt.runtime.cli.serve import serve
 
@@ -48,6 +50,7 @@ def register(app: typer.Typer) -> None:
     app.command()(run)
     app.command()(chat)
     app.command()(bench)
+    app.command()(calibrate)
     app.command()(serve)
     app.command()(doctor)
 
@@ -92,7 +95,7 @@ def run(
     told = _chat_options(chat_template_kwargs, tools)
     if raw and told:
         raise BadRequest(f"--raw: must not come with what is said to a chat template, received {', '.join(told)}")
-    _require_fit(bundle, options, params)
+    require_bundle_fit(bundle, options, params)
     from tandemrt.runtime.llm import LLM
     from tandemrt.runtime.requests.prompt import Chat
 
@@ -135,7 +138,7 @@ def bench(
     options: RuntimeOptions,
 ) -> None:
     """Measure tokens/s with and without speculation, acceptance, and the host's time per round."""
-    given, schemas = _read_prompts(prompts, requests) if prompts else _random_prompts(bundle, requests, length)
+    given, schemas = read_prompts(prompts, requests) if prompts else _random_prompts(bundle, requests, length)
     params = [
         SamplingParams(
             temperature=temperature,
@@ -146,7 +149,7 @@ def bench(
         )
         for i, schema in enumerate(schemas)
     ]
-    _require_fit(bundle, options, *params)
+    require_bundle_fit(bundle, options, *params)
     from tandemrt.runtime.cli.bench import compare
     from tandemrt.runtime.llm import LLM
 
@@ -235,28 +238,6 @@ def _chat_options(variables: str | None, tools: Path | None) -> dict[str, Any]:
             ) from error
     ChatOptions(**given)  # refused before anything opens
     return given
-
-
-def _read_prompts(path: Path, count: int) -> tuple["list[Prompt]", list[Any]]:
-    try:
-        rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()][:count]
-        given: list[Prompt] = [row["messages"] if "messages" in row else row["prompt"] for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadRequest(
-            f"--prompts: must hold one JSON object per line with `prompt` or `messages`, received {clipped(path)}: "
-            f"{quoted(error)}"
-        ) from error
-    if not given:
-        raise BadRequest(f"--prompts: must hold at least one line, received {clipped(path)}")
-    return given, [row.get("schema") for row in rows]
-
-
-def _require_fit(folder: Path, options: RuntimeOptions, *params: SamplingParams) -> None:
-    """Refuse what the manifest of the bundle in ``folder`` tells already. Raises BadBundle or BadRequest."""
-    bundle = Bundle.read(folder)
-    options.require_fit(bundle.limits)
-    for each in params:
-        require_fit(each, bundle.manifest, options.largest_window)
 
 
 def _random_prompts(bundle: Path, count: int, length: int) -> tuple["list[Prompt]", list[Any]]:

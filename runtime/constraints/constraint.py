@@ -4,41 +4,24 @@ Thinking, budget, grammar, stop tokens, minimum and maximum length, banned and a
 5, gives the rules. ``fill`` writes the rows of a verification window, ``commit`` takes what verification emitted.
 """
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tandemrt.engines.contract import mask_words
-from tandemrt.engines.errors import BadRequest, InternalError, quoted
+from tandemrt.engines.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints import bitmask
+from tandemrt.runtime.constraints.arguments import check_lengths, check_markers, ids
 from tandemrt.runtime.constraints.bad_words import ROOT, BadWords
 from tandemrt.runtime.constraints.bitmask import FixedRow
 from tandemrt.runtime.constraints.grammar import Grammar
 from tandemrt.runtime.constraints.masks import NOTHING, MaskRows
 from tandemrt.runtime.constraints.phases import Phases
-from tandemrt.runtime.constraints.state import Kind, Phase, Refused, State, Told
+from tandemrt.runtime.constraints.roles import Held, Piece, Scribe
+from tandemrt.runtime.constraints.state import Phase, Refused, State
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Tokens whose role has become certain.
-
-    A token of which parts have different roles comes as tokens that spell the parts; ``inner`` are the indices of those
-    that are not the first of one, so that all others count the tokens that were emitted.
-    """
-
-    kind: Kind
-    tokens: tuple[int, ...]
-    inner: frozenset[int] = frozenset()
-
-    @property
-    def emitted(self) -> int:
-        """How many emitted tokens begin here."""
-        return len(self.tokens) - len(self.inner)
 
 
 class Filled(NamedTuple):
@@ -111,19 +94,19 @@ class Constraint:
         valid = vocab_size if valid_tokens is None else valid_tokens
         if not 0 < valid <= vocab_size:
             raise BadRequest(f"valid_tokens: must be in 1..vocab_size ({vocab_size}), got {valid_tokens}")
-        _check_lengths(min_tokens, max_tokens)
-        stops = frozenset(_ids("stop_ids", stop_ids, valid))
-        choice = None if allowed is None else _ids("allowed", allowed, valid)
+        check_lengths(min_tokens, max_tokens)
+        stops = frozenset(ids("stop_ids", stop_ids, valid))
+        choice = None if allowed is None else ids("allowed", allowed, valid)
         if choice == []:
             raise BadRequest("allowed: the list is empty, so nothing could be generated; leave it out or name tokens")
-        base = bitmask.base_row(vocab_size, valid, _ids("banned", banned, valid), choice)
+        base = bitmask.base_row(vocab_size, valid, ids("banned", banned, valid), choice)
         if thinking is not None:
-            _check_markers(thinking, stops, valid)
+            check_markers(thinking, stops, valid)
         self._words = mask_words(vocab_size)
         self._phases = Phases(base, stops, thinking, grammar, min_tokens, max_tokens)
         self._state = self._phases.start(prompt)
         self._bad_words, self._bad_node = bad_words, ROOT
-        self._held: tuple[_Held, ...] = ()  # what is out and has no certain role
+        self._held: tuple[Held, ...] = ()  # what is out and has no certain role
         self._empty_after: tuple[int, ...] | None = None  # the draft prefix that the last fill saw nothing follow
 
     @property
@@ -160,7 +143,7 @@ class Constraint:
     @property
     def undecided(self) -> Piece:
         """What is out and might yet become part of a marker, as what it is if it does not."""
-        scribe = _Scribe(self._phases, self._held)
+        scribe = Scribe(self._phases, self._held)
         scribe.flush(self._state)
         return scribe.pieces[0] if scribe.pieces else Piece(self._phases.plain_kind(self._state), ())
 
@@ -263,7 +246,7 @@ class Constraint:
         if (run := self._commit_run(emitted)) is not None:
             return run
         self._phases.undo()
-        state, scribe = self._state, _Scribe(self._phases, self._held)
+        state, scribe = self._state, Scribe(self._phases, self._held)
         kept: list[int] = []
         node = self._bad_node
         for token in emitted:
@@ -358,99 +341,6 @@ class Constraint:
         return not kept and self.stuck
 
 
-class _Held(NamedTuple):
-    token: int  # of the text, or one that spells part of such a one
-    inner: bool  # spells a part that is not the first
-
-
-class _Scribe:
-    """Gives every token its role as soon as the role is certain."""
-
-    def __init__(self, phases: Phases, held: tuple[_Held, ...]) -> None:
-        self._phases = phases
-        self.held = list(held)
-        self._told: list[tuple[Kind, list[_Held]]] = []
-
-    @property
-    def pieces(self) -> list[Piece]:
-        return [
-            Piece(kind, tuple(each.token for each in told), frozenset(at for at, each in enumerate(told) if each.inner))
-            for kind, told in self._told
-        ]
-
-    def write(self, token: int, after: State, told: Iterable[Told]) -> None:
-        if after.stop_token is None:
-            self.held.append(_Held(token, False))
-        for kind, left, cuts in told:
-            if left == 0:
-                self._release(kind, len(self.held))
-            else:
-                self._release(kind, self._until(left, cuts))
-
-    def flush(self, state: State) -> None:
-        self._release(self._phases.plain_kind(state), len(self.held))
-
-    def _until(self, left: int, cuts: bool) -> int:
-        """How many of those held lie before the last ``left`` symbols; one that lies in part before them is cut."""
-        sizes = [len(self._phases.symbols(held.token)) for held in self.held]
-        size, count = sum(sizes) - left, 0  # below 0 where a marker began in the prompt
-        while size > 0 and size >= sizes[count]:
-            size -= sizes[count]
-            count += 1
-        if size <= 0 or not cuts:
-            return count
-        return count + self._cut(count, size)
-
-    def _release(self, kind: Kind, count: int) -> None:
-        if not count:
-            return
-        if not self._told or self._told[-1][0] != kind:
-            self._told.append((kind, []))
-        self._told[-1][1].extend(self.held[:count])
-        del self.held[:count]
-
-    def _cut(self, index: int, size: int) -> int:
-        """Replace a token by those that spell its first ``size`` symbols, as many as are returned, and the others."""
-        symbols, inner = self._phases.symbols(self.held[index].token), self.held[index].inner
-        first = self._phases.spell(symbols[:size])
-        parts = first + self._phases.spell(symbols[size:])
-        self.held[index : index + 1] = [_Held(part, inner or at > 0) for at, part in enumerate(parts)]
-        return len(first)
-
-
 def _single(row: FixedRow) -> list[int]:
     """The token of a row that allows no other one."""
     return [] if row.only is None else [row.only]
-
-
-def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:
-    ids = []
-    for token in tokens:
-        try:
-            number = operator.index(token)
-        except TypeError:
-            raise BadRequest(f"{name}: must be token ids, got {quoted(token)}") from None
-        if not 0 <= number < valid:
-            raise BadRequest(f"{name}: token ids must be in 0..{valid - 1}, got {quoted(number)}")
-        ids.append(number)
-    return ids
-
-
-def _check_lengths(min_tokens: Any, max_tokens: Any) -> None:
-    for name, value, least in (("min_tokens", min_tokens, 0), ("max_tokens", max_tokens, 1)):
-        if value is None and name == "max_tokens":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise BadRequest(f"{name}: must be an integer >= {least}, got {quoted(value)}")
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise BadRequest(f"min_tokens: must not be above max_tokens ({quoted(max_tokens)}), got {quoted(min_tokens)}")
-
-
-def _check_markers(rule: ThinkingRule, stops: frozenset[int], valid: int) -> None:
-    named = [("start", rule.start), ("forced_end", rule.forced_end)]
-    named += [("ends", end) for end in rule.ends] + [("implicit_ends", end) for end in rule.implicit_ends]
-    for name, marker in named:
-        if max(marker) >= valid:
-            raise BadRequest(f"thinking.{name}: token ids must be in 0..{valid - 1}, got {quoted(list(marker))}")
-        if stops.intersection(marker):
-            raise BadRequest(f"thinking.{name}: must not contain a stop token, got {quoted(list(marker))}")

@@ -6,17 +6,18 @@ from functools import cache, lru_cache
 from tandemrt.engines.calls import NO_PROMPTS, Packed, beside
 from tandemrt.engines.drafts import DRAFT_LAYERS
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.backends.base import Call, prompt_rows
+from tandemrt.runtime.backends.base import Call
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.device import upload
 from tandemrt.runtime.drafters.backlog import Backlog
 from tandemrt.runtime.drafters.drawing import StepwiseDrafter
+from tandemrt.runtime.drafters.kept_pairs import KeptPairs
 from tandemrt.runtime.drafters.pairs import PairDrafter
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.round.buffers import Buffer
 from tandemrt.runtime.round.planner import Chunk
-from tandemrt.runtime.round.prompt_calls import MOST_PACKED, prompts_call
+from tandemrt.runtime.round.prompt_calls import MOST_PACKED, prefill_call, prompts_call
 from tandemrt.runtime.round.round import Round
 from tandemrt.runtime.round.runs import PromptRuns
 
@@ -48,6 +49,7 @@ class LayersDrafter(PairDrafter, StepwiseDrafter):
         self._layers = [self._engines[name] for name in DRAFT_LAYERS[: len(caches)]]
         self._capturable = self._capturable and all(layer.capturable for layer in self._layers)
         self._layer_runs = runs
+        self._pairs = KeptPairs(self._pair_tokens, self._pair_states, self._counts, kept=kept, query=window + 1)
         self._backlog = Backlog(1)  # every round feeds what the last one made certain
         most = max(self._fused.device.numel() // self._hidden, slots * self._most_pairs)
         self._made_states = [Buffer((most, self._hidden), dtype, device) for _ in range(2)]  # of odd and even layers
@@ -55,13 +57,8 @@ class LayersDrafter(PairDrafter, StepwiseDrafter):
         # Tokens of a run of the first layer, and what was drafted behind them, which further layers are fed.
         self._line = torch.zeros(slots, self._most_pairs + kept, dtype=torch.int64, device=device)
         self._last_rows = torch.zeros(slots, dtype=torch.int64, device=device)
-        joined = self._most_pairs + window + 1  # pairs that were there, and what a round emitted
-        self._joined_tokens = Buffer((slots, joined), torch.int64, device)
-        self._joined_states = Buffer((slots, joined, self._hidden), dtype, device)
         self._wide = Buffer((chunk + slots * len(DRAFT_LAYERS),), torch.int64, device)
-        self._carried = [0] * slots  # pairs of each slot whose prompt is being read
-        self._chunks: list[tuple[int, int, list[int]]] = []  # of this round: slot, tokens, those of its last pairs
-        self._places = cache(lambda count: torch.arange(count, device=device)[None])
+        self._chunks: dict[int, tuple[slice, list[int]]] = {}  # by slot: the places in a call, tokens of its last pairs
         self._line_starts = cache(self._first_of_lines)
         self._layer_call = cache(self._bind_layer)
         self._step_call = cache(self._bind_step)
@@ -69,12 +66,13 @@ class LayersDrafter(PairDrafter, StepwiseDrafter):
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""
-        self._carried[running.slot] = 0
+        self._pairs.forget(running.slot)
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
         super().leave(slot)
-        self._carried[slot] = 0
+        self._pairs.forget(slot)
+        self._chunks.pop(slot, None)  # whoever leaves within a round leaves nothing
 
     def held(self, running: Running) -> int:
         """See Drafter.held. What stands in front of the places that are fed again."""
@@ -91,35 +89,28 @@ class LayersDrafter(PairDrafter, StepwiseDrafter):
         fused = self._fused.view(slots * count, self._hidden)
         self._engines["fuse"].bind({"features": features.view(slots * count, self._features), "states": fused}).run()
         states = fused.view(slots, count, self._hidden)
+        length = self._state.view("length", slot + slots)[slot:]
         for at, layer in enumerate(self._layers):
-            shifted, rows = self._chunk_tokens.view(slots, count), prompt_rows(layer)
+            shifted = self._chunk_tokens.view(slots, count)
             shifted.copy_(wide[:, at + 1 : at + 1 + count])
             made = self._made_states[at % 2].view(slots, count, self._hidden)
-            layer.bind(
-                {
-                    "token_ids": shifted,
-                    "states": states,
-                    "next_states": made,
-                    "write_index": self._state.view("length", slot + slots)[slot:],
-                    "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=layer.device),
-                    "logits": self._logits.view(slots, rows, self._width),
-                    **self.caches[at].rows(slot, slots),
-                }
-            ).run()
+            others = {"states": states, "next_states": made}
+            prefill_call(layer, self.caches[at], slot, shifted, length, self._logits, others).run()
             states = made
         for each in range(slots):
             pairs = wide[each, 1 : count + 1].tolist()[-self._kept :]
-            self._carry(slot + each, pairs, self._fused.view(slots, count, self._hidden)[each])
+            self._pairs.carry(slot + each, pairs, self._fused.view(slots, count, self._hidden)[each])
         self._backlog.join()
 
     def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
         """See Drafter.reads."""
         for at, runs in enumerate(self._layer_runs):
             runs.write(chunks, texts, sizes, ahead=at + 1)
-        self._chunks = []
+        self._chunks, begin = {}, 0
         for slot, start, end in chunks:
-            self._chunks.append((slot, end - start, list(texts[slot][max(start, end - self._kept) + 1 : end + 1])))
-            self._counts[slot] = 0  # until they are read, there is nothing certain in front of the slot's place
+            last = list(texts[slot][max(start, end - self._kept) + 1 : end + 1])
+            self._chunks[slot], begin = (slice(begin, begin + end - start), last), begin + end - start
+            self._pairs.hide(slot)
 
     def scored(self, this: Round) -> None:
         """See Drafter.scored. States are made of all features, those of prompts are fed to all layers."""
@@ -133,31 +124,16 @@ class LayersDrafter(PairDrafter, StepwiseDrafter):
             self._graphs.run_with_prompts(
                 (name, tokens, sizes), call.run, call, tokens=sizes.prompt_tokens, capturable=self._capturable
             )
-        fused, end = self._fused.view(tokens + prompts.prompt_tokens, self._hidden), tokens
-        for slot, count, pairs in self._chunks:
-            self._carry(slot, pairs, fused[end : end + count])
-            end += count
+        fused = self._fused.view(tokens + prompts.prompt_tokens, self._hidden)[tokens:]
+        for slot, (places, last) in self._chunks.items():
+            self._pairs.carry(slot, last, fused[places])
 
     def verified(self, this: Round) -> None:
         """See Drafter.verified. Behind what is kept stands what was emitted, with the states that the target gave."""
-        batch, query, old = this.batch, this.window + 1, self._most_pairs
+        batch, query = this.batch, this.window + 1
         self._backlog.emitted(this)
-        tokens = self._joined_tokens.view(batch, old + query)
-        states = self._joined_states.view(batch, old + query, self._hidden)
-        tokens[:, :old] = self._pair_tokens[:batch, :old]
-        tokens[:, old:] = self._buffers.tokens.view(batch, query)
-        states[:, :old] = self._pair_states[:batch]
-        states[:, old:] = self._fused.view(batch, query, self._hidden)
-        counts, width = self._counts[:batch, None], self._kept + query
-        keep = (counts + 0).clamp_(max=self._kept)
-        columns = self._places(width) + keep * 0
-        emitted = (columns + keep * -1 + 1).clamp_(min=0, max=1)  # 0 for a pair that is kept
-        taken = (columns + counts + keep * -1 + emitted * (counts * -1 + old)).clamp_(max=old + query - 1)
-        rows = (taken + self._line_starts(batch, old + query)).reshape(-1)
-        self._pair_tokens[:batch, :width] = tokens.view(-1)[rows].view(batch, width)
-        self._pair_tokens[:batch, width:] = -1
-        self._pair_states[:batch, :width] = states.view(-1, self._hidden)[rows].view(batch, width, self._hidden)
-        self._counts[:batch].copy_(keep[:, 0] + self._buffers.count.view(batch))
+        tokens, states = self._buffers.tokens.view(batch, query), self._fused.view(batch, query, self._hidden)
+        self._pairs.emitted(tokens, states, self._buffers.count.view(batch))
 
     def propose(self, this: Round) -> Buffer | None:
         """See Drafter.propose. One run of each layer over the pairs, further ones of the last, and one draw a token."""
@@ -214,19 +190,6 @@ class LayersDrafter(PairDrafter, StepwiseDrafter):
             own = self._own_states[step % 2].view(batch, self._hidden)
             torch.index_select(made, 0, self._last_rows[:batch], out=own)
         self._step_call(batch, step).run()
-
-    def _carry(self, slot: int, tokens: list[int], states: torch.Tensor) -> None:
-        """Keep the last pairs of a prompt that is being read: ``tokens``, with the last of ``states``."""
-        new = len(tokens)
-        old = min(self._kept - new, self._carried[slot])
-        if begin := self._carried[slot] - old:
-            self._pair_tokens[slot, :old] = self._pair_tokens[slot, begin : begin + old].clone()
-            self._pair_states[slot, :old] = self._pair_states[slot, begin : begin + old].clone()
-        upload(tokens, self._pair_tokens[slot, old : old + new])
-        self._pair_tokens[slot, old + new :] = -1
-        self._pair_states[slot, old : old + new] = states[len(states) - new :]
-        self._carried[slot] = old + new
-        self._counts[slot] = old + new
 
     def _bind_layer(self, batch: int, at: int) -> Call:
         tokens, rows = self._first_tokens.view(batch, self._most_pairs), self._score_rows.view(batch, 1)

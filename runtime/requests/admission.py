@@ -117,7 +117,7 @@ class Admission:
                 seed=(seed + index) % 2**64,
                 max_tokens=max_tokens,
                 window=self._window if params.window is None else params.window,
-                greedy_drafts=self._drafts_greedily(params),
+                draft_temperature=self._draft_temperature(params),
                 client=client,
                 listener=listener if scores is None else scores.listen,
                 called=called,
@@ -194,7 +194,7 @@ class Admission:
             seed=first.seed,
             max_tokens=len(prompt) - 1,
             window=first.window,
-            greedy_drafts=True,
+            draft_temperature=0.0,
             client=first.client,
             listener=lambda item: scores.hear(request, item),
             called=called,
@@ -212,10 +212,12 @@ class Admission:
         ready.set_result(Enforcement(replayed))
         return Waiting(request, ready, Transcript(self._tokenizer.backend), None)
 
-    def _drafts_greedily(self, params: SamplingParams) -> bool:
-        draft = self._bundle.draft
+    def _draft_temperature(self, params: SamplingParams) -> float:
+        draft, scale = self._bundle.draft, params.draft_temperature_scale
         below = draft.greedy_below if params.draft_greedy_below is None else params.draft_greedy_below
-        return (params.draft_sampling or draft.sampling) == "greedy" or params.temperature < below
+        if (params.draft_sampling or draft.sampling) == "greedy" or params.temperature < below:
+            return 0.0
+        return params.temperature * (draft.temperature_scale if scale is None else scale)
 
     def _hashes(self, ids: list[int], salt: str | None, window: int) -> BlockHashes | None:
         if self._digest is None:

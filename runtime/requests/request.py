@@ -31,7 +31,7 @@ class SlotParams:
     min_p: float
     seed: int  # bits of an unsigned 64-bit integer, as a signed one
     rule: int
-    draft_temperature: float  # of the draft model: the same, or 0 where it drafts greedily
+    draft_temperature: float  # what the draft model draws with; 0 where it drafts greedily
 
 
 class Request:
@@ -50,7 +50,7 @@ class Request:
         seed: int,
         max_tokens: int,
         window: int,
-        greedy_drafts: bool = False,
+        draft_temperature: float | None = None,
         client: str = "",
         listener: Listener,
         called: float | None = None,
@@ -62,7 +62,7 @@ class Request:
         self.seed = seed
         self.max_tokens = max_tokens
         self.window = window
-        self.greedy_drafts = greedy_drafts
+        self.draft_temperature = params.temperature if draft_temperature is None else draft_temperature
         self.client = client  # whose it is, for fair turns; "": nobody said
         self.trace: Trace | None = None  # what its rounds did, where somebody follows it
         self.index = index  # of the prompt's outputs
@@ -100,8 +100,8 @@ class Request:
     def slot_params(self) -> SlotParams:
         p = self.params
         seed = self.seed - 2**64 if self.seed >= 2**63 else self.seed
-        drafts = 0.0 if self.greedy_drafts else p.temperature
-        return SlotParams(p.temperature, max(0, p.top_k), p.top_p, p.min_p, seed, int(self.rule), drafts)
+        own = self.draft_temperature
+        return SlotParams(p.temperature, max(0, p.top_k), p.top_p, p.min_p, seed, int(self.rule), own)
 
     def new_speculation(self) -> Speculation:
         """A record in which nothing is counted yet."""

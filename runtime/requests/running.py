@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
-from tandemrt.runtime.constraints.constraint import Piece
+from tandemrt.runtime.constraints.roles import Piece
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.outputs import StreamOutput
 from tandemrt.runtime.requests.request import Request

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Literal, NamedTuple
 
-from tandemrt.runtime.constraints.constraint import Piece
+from tandemrt.runtime.constraints.roles import Piece
 from tandemrt.runtime.constraints.state import Kind
 
 Source = Literal["kept", "corrected", "bonus", "alone", "grammar", "marker", "budget"]

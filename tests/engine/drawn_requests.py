@@ -74,7 +74,12 @@ def requests(known: Sequence[int]) -> st.SearchStrategy[list[Asked]]:
 
 
 WAYS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
-    {}, optional={"window": st.integers(0, 3), "draft_greedy_below": st.just(1.0)}
+    {},
+    optional={
+        "window": st.integers(0, 3),
+        "draft_greedy_below": st.just(1.0),
+        "draft_temperature_scale": st.sampled_from([0.01, 0.3, 3.0]),
+    },
 )
 """How a request is drafted for, which must not show."""
 

@@ -13,6 +13,7 @@ from tandemrt.engines.binding import Binding
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.errors import BadRequest
 from tandemrt.runtime.cli.bench import Comparison, Measure
+from tandemrt.runtime.cli.calibrate import SCALES
 from tandemrt.runtime.metrics import Metrics
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -219,6 +220,18 @@ def test_bench_asks_for_what_its_options_say(run, asked, folder: Path, tiny_bund
     assert prompts == ["one", [{"role": "user", "content": "two"}]]
     wanted = {"temperature": 0.5, "max_tokens": 7, "thinking_token_budget": 3}
     assert params == [SamplingParams(seed=seed, **wanted) for seed in (0, 1)]
+
+
+def test_calibrate_tells_each_scale_and_the_best(run, folder: Path, tiny_bundle: Path) -> None:
+    (folder / "one.jsonl").write_text('{"prompt": "one"}\n')
+    options = ["--requests", "1", "--max-tokens", "4", "--temperature", "1", "--temperature", "0.5", "--threads", "1"]
+    code, out, _ = run("calibrate", str(tiny_bundle), "--prompts", "one.jsonl", *options)
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if line.startswith(" ")]
+    assert rows[0][0] == "temperature_scale"
+    assert [row[0] for row in rows[1:]] == [f"{scale:g}" for scale in sorted(SCALES)]
+    assert "at 0.5 at 1 mean" in re.sub(r"[^\w.]+", " ", out)
+    assert re.search(r"^temperature_scale = [\d.]+: acceptance length \d\.\d+ times that of 1$", out, re.MULTILINE)
 
 
 def test_a_speedup_is_how_many_times_longer_plain_decoding_takes() -> None:

@@ -33,7 +33,7 @@ from tests.engine.test_paged_rounds import PAGED
 from tests.makers import VOCAB, tiny_checkpoint, write_recipe
 
 CACHES = {"linear": 'name = "onnxruntime-cpu"', "paged": PAGED}
-GREEDY_BELOW = 0.1  # as a recipe says
+DRAWN = "greedy_below = 0.1\ntemperature_scale = 0.5"  # as a recipe says
 SHARED = [(7 * i) % 256 for i in range(150)]  # two full blocks and a bit
 
 
@@ -79,7 +79,7 @@ class Built:
 
 
 def recipe_of(kind: str, folder: Path, target: Path, draft: Path, form: str = "linear") -> Recipe:
-    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}\ngreedy_below = {GREEDY_BELOW}'
+    drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nwindow = {KINDS[kind].window}\n{DRAWN}'
     path = folder / f"{kind}-{form}.toml"
     written = write_recipe(path, target=target, drafting=drafting, backend=CACHES[form], length=256)
     return Recipe.load(written)
@@ -230,15 +230,16 @@ def test_drafts_change_no_token(built: Built) -> None:
     assert sum(output.speculation.num_accepted_draft_tokens for output in speculated) > 5
 
 
-def test_drafts_are_greedy_where_the_request_or_the_recipe_says_so(built: Built) -> None:
-    """The recipe names a temperature, below which they are unless the request says otherwise."""
+def test_a_draft_has_a_temperature_as_request_or_recipe_says(built: Built) -> None:
+    """The recipe names a temperature, below which drafts are greedy, and a scale; a request may say otherwise."""
     drawn: list[float] = []
-    cases: list[tuple[float, dict[str, Any], bool]] = [
-        (0.09, {}, True),
-        (0.11, {}, False),
-        (0.09, {"draft_greedy_below": 0.0}, False),
-        (0.5, {"draft_greedy_below": 0.6}, True),
-        (0.5, {"draft_sampling": "greedy"}, True),
+    cases: list[tuple[float, dict[str, Any], float]] = [
+        (0.09, {}, 0),
+        (0.11, {}, 0.055),
+        (0.09, {"draft_greedy_below": 0.0}, 0.045),
+        (0.5, {"draft_greedy_below": 0.6}, 0),
+        (0.5, {"draft_sampling": "greedy"}, 0),
+        (0.5, {"draft_temperature_scale": 3}, 1.5),
     ]
     llm = built.llm("linear")
     with pytest.MonkeyPatch.context() as patched:
@@ -249,9 +250,9 @@ def test_drafts_are_greedy_where_the_request_or_the_recipe_says_so(built: Built)
             verified(this)
 
         patched.setattr(llm.loop.drafter, "verified", watched)
-        for temperature, more, greedy in cases:
+        for temperature, more, expected in cases:
             llm.generate([5, 6, 7], built.asked(temperature=temperature, seed=1, max_tokens=2, **more))
-            assert set(drawn) == {0.0 if greedy else temperature}
+            assert set(drawn) == {expected}
             drawn.clear()
 
 
@@ -340,6 +341,16 @@ def test_what_a_manifest_says_of_the_tokens_that_a_draft_knows_must_hold(all_bui
     ):
         with pytest.raises(ValidationError, match=message):
             Manifest.model_validate_json(json.dumps({k: v for k, v in (said | change).items() if k != DIGEST}))
+
+
+@pytest.mark.parametrize("form", CACHES)
+def test_under_the_rejection_rule_a_seed_has_one_text_in_any_company(built: Built, form: str) -> None:
+    """Also in the round that a prompt ends in, where some drafters know nothing of it yet."""
+    llm = built.llm(form)
+    prompts = [[(31 * i + j * j) % 256 for j in range(12)] for i in range(8)]
+    params = [built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=8) for seed in range(8)]
+    alone = [told(llm.generate(prompt, each)) for prompt, each in zip(prompts, params, strict=True)]
+    assert [told(output) for output in llm.generate(prompts, params)] == alone
 
 
 @pytest.mark.parametrize("form", CACHES)

@@ -117,7 +117,8 @@ def test_a_window_that_follows_what_is_accepted_changes_no_token(tiny_bundle: Pa
 
 def test_drawn_and_greedy_drafts_in_one_batch_change_no_token(tiny_bundle: Path, plain: list[Any]) -> None:
     ways: list[dict[str, Any]] = [{"draft_sampling": "greedy"}, {"draft_greedy_below": 0.95}, {}]
-    mixed = [(prompt, params | ways[i % 3]) for i, (prompt, params) in enumerate(REQUESTS)]
+    ways += [{"draft_temperature_scale": 0.3}, {"draft_temperature_scale": 3}]
+    mixed = [(prompt, params | ways[i % 5]) for i, (prompt, params) in enumerate(REQUESTS)]
     assert [told(output) for output in outputs(tiny_bundle, requests=mixed, window=4)] == plain
 
 

@@ -18,6 +18,7 @@ from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput, Structure
 from tandemrt.engines.errors import BadRequest
 from tandemrt.engines.recipe import Recipe
 from tandemrt.export.build import build
+from tandemrt.runtime.cli.calibrate import SCALES, acceptance_lengths
 from tandemrt.runtime.grammars.grammar import GrammarCompiler
 from tandemrt.runtime.round.round import Round
 from tests.makers import tiny_checkpoint, write_recipe
@@ -171,6 +172,16 @@ def test_a_draft_that_is_the_target_is_always_right(twins: Path, length: int) ->
     assert [output.speculation.acceptance_histogram for output in outputs] == [[0, 0, 0, 0, 4]] * 4
     assert (metrics.drafted, metrics.evaluated, metrics.cut_drafts, metrics.steps) == (64, 64, 0, 16)
     assert (metrics.emitted, metrics.kept, metrics.accepted) == (80, 80, [16, 16, 16, 16])
+
+
+def test_a_draft_that_is_the_target_is_best_left_at_its_temperature(twins: Path) -> None:
+    prompts = [[(7 * i) % 200 for i in range(length)] for length in (5, 9)]
+    with LLM(twins, threads=1) as llm:
+        asked = {each: SamplingParams(temperature=each, max_tokens=11, ignore_eos=True) for each in (0.7, 1.0)}
+        lengths = acceptance_lengths(llm, prompts, asked)
+    assert list(lengths) == list(SCALES)
+    assert lengths[1.0] == [5.0, 5.0], "all of the window and one more"
+    assert all(sum(found) < 10 for scale, found in lengths.items() if scale != 1)
 
 
 @pytest.mark.parametrize("which", ["tiny_bundle", "ngram_bundle"])

@@ -77,6 +77,38 @@ def test_the_law_holds_for_drafts_that_were_chosen_not_drawn(rule):
     assert misfit(filtered_language(), rule=rule, window=3, drafter=chosen) < FAIR
 
 
+def scaled(scale, *, reported=None):
+    """A drafter whose temperature is ``scale`` times the request's; its law is told as if it were ``reported``."""
+
+    def drafter(logits, *, temperature, **request):
+        told = scale if reported is None else reported
+        token, _ = sample_draft(logits, temperature=scale * temperature, **request)
+        return token, sample_draft(logits, temperature=told * temperature, **request)[1]
+
+    return drafter
+
+
+@pytest.mark.parametrize("scale", [0.25, 3.0])
+def test_the_law_holds_for_drafts_drawn_at_a_temperature_of_their_own(scale):
+    assert misfit(filtered_language(), rule="rejection", window=1, drafter=scaled(scale)) < FAIR
+
+
+def test_a_scaled_draft_whose_law_is_reported_unscaled_is_found_out():
+    """Control: the law that the rejection rule reads must be the scaled one."""
+    assert misfit(open_language(), rule="rejection", window=1, drafter=scaled(0.25, reported=1.0)) > BIASED
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_a_draft_that_is_its_target_but_flatter_is_always_right_once_it_is_scaled(rule):
+    language = open_language()
+    flatter = replace(language, draft=language.target / 2)
+    found = [
+        speculate(flatter, rule=rule, window=1, length=1, requests=2000, drafter=scaled(scale)) for scale in (1, 0.5)
+    ]
+    assert found[0].accepted < found[0].drafts
+    assert found[1].accepted == found[1].drafts
+
+
 def test_the_coupled_rule_needs_nothing_of_its_drafts():
     """Drafts from any stream, even the residual's, leave the law as it is: only the rejection rule can be misled."""
     assert misfit(open_language(), rule="coupled", window=2, drafter=drawn_with(Purpose.RESIDUAL)) < FAIR

@@ -3,7 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemrt.runtime.drafters.ngram import NgramIndex
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.drafters.ngram import NgramDrafter, NgramIndex
+from tandemrt.runtime.round.buffers import RoundBuffers
+from tandemrt.runtime.round.round import Round
+from tests.plain.requests import make_running
 
 
 def search(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
@@ -50,3 +54,15 @@ def test_a_text_that_repeats_itself_is_drafted_further_than_it_goes() -> None:
     tokens = [1, 2, 3, 1, 2, 3]
     assert NgramIndex(tokens, range(3, 1, -1)).lookup(7) == [1, 2, 3, 1, 2, 3, 1]
     assert NgramIndex([5, 5, 5], range(3, 1, -1)).lookup(4) == [5, 5, 5, 5]
+
+
+def test_behind_forced_tokens_a_text_goes_on_as_it_did_behind_them() -> None:
+    cpu = torch.device("cpu")
+    buffers = RoundBuffers(slots=1, window=4, vocab=256, length=64, chunk=8, dtype=torch.float32, device=cpu)
+    drafter = NgramDrafter(buffers, window=4, shortest=1, longest=2)
+    running = make_running(prompt=[1, 2, 3, 1, 5, 6, 1])
+    drafter.join(running)
+    this = Round({0: running}, 1, 4, filters=False, rules=frozenset(), forced={0: [2]})
+    assert drafter.needed(this) == 4
+    drafter.propose(this)
+    assert buffers.draft_tokens.view(1, 4).tolist() == [[2, 3, 1, 5]]

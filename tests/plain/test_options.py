@@ -33,6 +33,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 LEFT_OUT = {
     ("run",): {"queue_limit", "profile"},
     ("bench",): {"queue_limit", "profile"},
+    ("calibrate",): {"queue_limit", "profile", "adaptive_window"},
     ("export", "check"): {"queue_limit", "profile"}
     | {"grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"},
     ("export", "triton"): set(),  # --device is there, with a meaning of its own

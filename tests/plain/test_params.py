@@ -42,6 +42,8 @@ from tandemrt.engines.errors import BadRequest
             "must be greedy or probabilistic under the rule rejection",
         ),
         ({"draft_greedy_below": -0.5}, "draft_greedy_below: must be at least 0.0; got -0.5"),
+        ({"draft_temperature_scale": 0}, "draft_temperature_scale: must be at least 0.01; got 0"),
+        ({"draft_temperature_scale": 10.5}, "draft_temperature_scale: must be at most 10.0; got 10.5"),
         ({"timeout_s": 0}, "timeout_s: "),
         ({"presence_penalty": 2.1}, "presence_penalty: must be at most 2.0; got 2.1"),
         ({"frequency_penalty": -2.1}, "frequency_penalty: must be at least -2.0; got -2.1"),

@@ -21,6 +21,7 @@ from tandemrt.engines.recipe import (
     locate,
 )
 
+DRAWN = 'sampling = "greedy"\ngreedy_below = 1\ntemperature_scale = 0.25'
 MINIMAL = 'name = "r"\n[target]\ncheckpoint = "models/target"\n'
 
 
@@ -205,6 +206,20 @@ def test_a_missing_or_wrong_value_is_refused_by_its_key(tmp_path: Path, text: st
     assert message in refusal(tmp_path, text)
 
 
+@pytest.mark.parametrize("kind", ["model", "eagle3", "peagle", "mtp", "pard", "dflash", "dspark"])
+def test_a_recipe_says_how_a_draft_of_any_kind_that_computes_is_drawn(tmp_path: Path, kind: str) -> None:
+    text = MINIMAL + f'[draft]\nkind = "{kind}"\ncheckpoint = "d"\n'
+    plain, asked = (load(tmp_path, text + keys).draft.model_dump() for keys in ("", DRAWN))
+    assert [plain[key] for key in ("sampling", "greedy_below", "temperature_scale")] == [None, 0.0, 1.0]
+    assert [asked[key] for key in ("sampling", "greedy_below", "temperature_scale")] == ["greedy", 1.0, 0.25]
+
+
+@pytest.mark.parametrize("value", ["0", "0.001", "11", "nan", "true", '"0.5"'])
+def test_a_scale_that_is_no_number_between_its_bounds_is_refused(tmp_path: Path, value: str) -> None:
+    text = MINIMAL + f'[draft]\nkind = "model"\ncheckpoint = "d"\ntemperature_scale = {value}'
+    assert "draft.temperature_scale: must be " in refusal(tmp_path, text)
+
+
 @pytest.mark.parametrize("capability", ["9.0", "8.7", "86", "sm_86"])
 def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tmp_path: Path, capability: str) -> None:
     backend = f'dtype = "float16"\n[backend]\nname = "tensorrt-rtx"\ncompute_capabilities = ["8.6", "{capability}"]'
@@ -227,6 +242,7 @@ def test_a_compute_capability_that_tensorrt_rtx_does_not_build_for_is_refused(tm
         ('[draft]\nkind = "ngram"\nngram_min = 5', "ngram_min must not exceed ngram_max; got 5 > 4. Lower"),
         ('[draft]\nkind = "model"\ncheckpoint = "d"\nngram_min = 2', "draft 'model': unknown key 'ngram_min'"),
         ('[draft]\nkind = "none"\ncheckpoint = "d"', "draft 'none': unknown key 'checkpoint'"),
+        ('[draft]\nkind = "ngram"\ntemperature_scale = 0.5', "draft 'ngram': unknown key 'temperature_scale'"),
         ('[draft]\nkind = "none"\nwindow = 17', "draft.window: must be at most 16; got 17"),
         (
             '[backend]\nname = "onnxruntime-cpu"\ncompute_capabilities = ["8.6"]',

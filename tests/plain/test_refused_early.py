@@ -40,6 +40,10 @@ finally:
         (["run", "sample", "hello", "--max-tokens", "32"], "BadRequest: max_tokens: prompt and output must fit"),
         (["run", "sample", "hello", "--schema", "no.json"], "BadRequest: --schema: must be a readable JSON file"),
         (["bench", "sample", "--prompts", "no.jsonl"], "BadRequest: --prompts: must hold one JSON object per line"),
+        (
+            ["calibrate", "sample", "--prompts", "no.jsonl", "--temperature", "1", "--temperature", "0"],
+            "BadRequest: --temperature: must be above 0, where drafts are drawn, received 0",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -72,7 +76,9 @@ def test_a_manifest_alone_tells_what_a_request_cannot_have(
         require_fit(SamplingParams(**params), manifest)
 
 
-@pytest.mark.parametrize("params", [{"draft_sampling": "greedy"}, {"draft_greedy_below": 0.3}])
+@pytest.mark.parametrize(
+    "params", [{"draft_sampling": "greedy"}, {"draft_greedy_below": 0.3}, {"draft_temperature_scale": 0.3}]
+)
 def test_how_drafts_are_drawn_is_no_matter_of_a_bundle_whose_drafts_are_looked_up(
     tmp_path: Path, params: dict[str, Any]
 ) -> None:

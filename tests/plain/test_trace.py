@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandemrt.engines.contract import mask_words
-from tandemrt.runtime.constraints.constraint import Piece
 from tandemrt.runtime.constraints.masks import MaskRows
+from tandemrt.runtime.constraints.roles import Piece
 from tandemrt.runtime.requests.running import Running
 from tandemrt.runtime.trace.data import page_data, spelled
 from tandemrt.runtime.trace.recorder import Recorder, step_at

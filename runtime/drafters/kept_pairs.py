@@ -1,0 +1,68 @@
+"""Pairs of each text that are fed again, in front of those that the last round made certain."""
+
+from functools import cache
+
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.device import upload
+from tandemrt.runtime.round.buffers import Buffer
+
+
+class KeptPairs:
+    """Keeps the last ``kept`` pairs of each slot's text, or as many as it has, at the front of ``tokens`` [slots, …].
+
+    ``states`` [slots, pairs, hidden] are theirs; behind them stands what a round emits, and -1 as a token. ``counts``
+    [slots] are all that stand there. ``query``: the most that a round emits.
+    """
+
+    def __init__(
+        self, tokens: torch.Tensor, states: torch.Tensor, counts: torch.Tensor, *, kept: int, query: int
+    ) -> None:
+        slots, self._pairs, hidden = states.shape
+        device = states.device
+        self._kept = kept
+        self._tokens, self._states, self._counts = tokens, states, counts
+        self._joined_tokens = Buffer((slots, self._pairs + query), torch.int64, device)
+        self._joined_states = Buffer((slots, self._pairs + query, hidden), states.dtype, device)
+        self._carried = [0] * slots  # of prompts that are being read
+        self._columns = cache(lambda width: torch.arange(width, device=device)[None])
+        self._rows = cache(lambda batch, width: torch.arange(batch, device=device)[:, None] * width)
+
+    def forget(self, slot: int) -> None:
+        """A text begins in ``slot``, or ends."""
+        self._carried[slot] = 0
+
+    def hide(self, slot: int) -> None:
+        """Until ``carry``, nothing is fed again: the slot's place is behind prompt tokens that nobody has read."""
+        self._counts[slot] = 0
+
+    def carry(self, slot: int, tokens: list[int], states: torch.Tensor) -> None:
+        """Keep the last pairs of a prompt that is being read: ``tokens``, with the last of ``states``."""
+        new = len(tokens)
+        old = min(self._kept - new, self._carried[slot])
+        if begin := self._carried[slot] - old:
+            self._tokens[slot, :old] = self._tokens[slot, begin : begin + old].clone()
+            self._states[slot, :old] = self._states[slot, begin : begin + old].clone()
+        upload(tokens, self._tokens[slot, old : old + new])
+        self._tokens[slot, old + new :] = -1
+        self._states[slot, old : old + new] = states[len(states) - new :]
+        self._carried[slot] = old + new
+        self._counts[slot] = old + new
+
+    def emitted(self, tokens: torch.Tensor, states: torch.Tensor, count: torch.Tensor) -> None:
+        """A round has emitted ``tokens`` [batch, query], the first ``count`` [batch] of each row, with ``states``."""
+        (batch, query), pairs = tokens.shape, self._pairs
+        hidden, width = self._states.shape[-1], self._kept + query
+        all_tokens = self._joined_tokens.view(batch, pairs + query)
+        all_states = self._joined_states.view(batch, pairs + query, hidden)
+        all_tokens[:, :pairs], all_tokens[:, pairs:] = self._tokens[:batch, :pairs], tokens
+        all_states[:, :pairs], all_states[:, pairs:] = self._states[:batch], states
+        counts = self._counts[:batch, None]
+        keep = (counts + 0).clamp_(max=self._kept)
+        columns = self._columns(width) + keep * -1
+        new = (columns + 1).clamp_(min=0, max=1)  # 0 in the columns of what is kept
+        taken = (columns + counts + new * (counts * -1 + pairs)).clamp_(max=pairs + query - 1)
+        rows = (taken + self._rows(batch, pairs + query)).reshape(-1)
+        self._tokens[:batch, :width] = all_tokens.view(-1)[rows].view(batch, width)
+        self._tokens[:batch, width:] = -1
+        self._states[:batch, :width] = all_states.view(-1, hidden)[rows].view(batch, width, hidden)
+        self._counts[:batch].copy_(keep[:, 0] + count)
