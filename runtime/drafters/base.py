@@ -19,6 +19,8 @@ class Drafter(SlotListener, Protocol):
     ``ahead``: drafts from device state alone, so it may run before the host has committed the last round. Other
     drafters are asked after the commit and read the requests' tokens. ``window``: drafted tokens per round at most; 0:
     it is never asked. ``reach`` is the length of text behind which its drafts mean nothing; None: there is none.
+    ``late``: it reads the prompts of a round's calls behind the round, so for one that ends there it drafts nothing yet
+    that means anything.
 
     What Round.forced says takes the place of drafts behind the drafter (round/fill.py); one that reads the text may go
     on from there.
@@ -27,6 +29,7 @@ class Drafter(SlotListener, Protocol):
     ahead: bool
     window: int
     reach: int | None
+    late: bool
 
     @property
     def caches(self) -> Sequence[Cache]:
@@ -69,6 +72,8 @@ class Drafter(SlotListener, Protocol):
 
 class Unmoved:
     """Hooks in which there is nothing to do, for drafters to override those where there is."""
+
+    late = False
 
     def join(self, running: Running) -> None:
         """See SlotListener.join."""

@@ -37,6 +37,7 @@ class BlockDrafter(DrawingDrafter):
 
     def __init__(self, resources: DraftResources, *, mask_token: int, block: int, sample_from_anchor: bool) -> None:
         super().__init__(resources)
+        self.late = resources.runs is not None
         self._block, self._first_row = block, 0 if sample_from_anchor else 1
         self._feature_width = int(self._engines["context"].contract["features"].shape[-1])
         self._ids = torch.zeros(self._slots, block, dtype=torch.int64, device=self._device).fill_(mask_token)

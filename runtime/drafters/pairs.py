@@ -37,6 +37,7 @@ class PairDrafter(DrawingDrafter):
 
     def __init__(self, resources: DraftResources, *, query: int, chunk: int, kept: int = 0) -> None:
         super().__init__(resources)
+        self.late = resources.runs is not None
         device, dtype, slots, window = self._device, self._dtype, resources.slots, resources.window
         self._hidden = int(self._engines["draft"].contract["states"].shape[-1])
         self._features = int(self._engines["fuse"].contract["features"].shape[-1])

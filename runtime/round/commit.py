@@ -40,7 +40,7 @@ class Committer:
             if not running.finished:  # cancelled since
                 emitted = tokens[slot][: counts[slot]]
                 if verified.round.adapts:
-                    asked = 0 if verified.round.covered else min(verified.round.asked, verified.round.most(running))
+                    asked = verified.round.drafts_for(running)
                     running.acceptance.note(min(max(0, len(emitted) - 1), verified.kept[slot], asked), asked)
                 self._take(running, emitted, verified)
 

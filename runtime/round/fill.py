@@ -88,6 +88,8 @@ class Filler:
         """Write the masks of one request, maybe beside those of others; the draft that they were asked for, too."""
         most, first = this.most(running), running.slot * (this.window + 1)
         known = most if self._reach is None else max(0, self._reach + 1 - len(running.tokens))
+        if running.slot in this.late and not this.covered:
+            known = 0
         draft = drafted[: min(most, known)]
         if -1 in draft:
             draft = draft[: draft.index(-1)]

@@ -69,6 +69,9 @@ class Prompts:
                 this = Round.of(slots, windows, slots.count, chunks)
             this = replace(this, prompts=calls.packed(this.windows, total(chunks), len(chunks)))
         inside = {running.slot: running for running in slots}
+        if self._drafter.late:
+            ended = (chunk.slot for chunk in chunks if chunk.end == inside[chunk.slot].prefill_end)
+            this = replace(this, late=frozenset(ended))
         texts = {chunk.slot: inside[chunk.slot].tokens for chunk in chunks}
         if runs is not None:
             runs.write(chunks, texts, this.prompts)

@@ -28,6 +28,8 @@ class Round:
         forces: whether a constraint may leave a request no choice in it. What follows then is drafted without a model,
             once the host has committed the round before.
         forced: the tokens that follow in each row before anything is drafted, once they are known.
+        late: slots whose prompts end in its own calls, too late for the drafter: what that drafts for them, from
+            whatever its cache holds, is not verified. Under the rejection rule a text would depend on it.
         covered: whether they are the whole window of every row, so that nobody else is asked for drafts.
         adapts: whether windows follow what is accepted of this one.
     """
@@ -42,6 +44,7 @@ class Round:
     masked: bool = False
     forces: bool = False
     forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    late: frozenset[int] = frozenset()
     covered: bool = False
     adapts: bool = False
 
@@ -103,6 +106,10 @@ class Round:
     def most(self, running: Running) -> int:
         """Tokens that may be drafted for ``running``."""
         return min(self.window, running.request.window, running.remaining - 1)
+
+    def drafts_for(self, running: Running) -> int:
+        """Tokens that the drafter was to draft for ``running`` and that mean something."""
+        return 0 if self.covered or running.slot in self.late else min(self.asked, self.most(running))
 
     def foreseen(self) -> "Round":
         """The same round, knowing what follows in each row.

@@ -345,6 +345,16 @@ def test_what_a_manifest_says_of_the_tokens_that_a_draft_knows_must_hold(all_bui
 
 
 @pytest.mark.parametrize("form", CACHES)
+def test_under_the_rejection_rule_a_seed_has_one_text_in_any_company(built: Built, form: str) -> None:
+    """Also in the round that a prompt ends in, where some drafters know nothing of it yet."""
+    llm = built.llm(form)
+    prompts = [[(31 * i + j * j) % 256 for j in range(12)] for i in range(8)]
+    params = [built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=8) for seed in range(8)]
+    alone = [told(llm.generate(prompt, each)) for prompt, each in zip(prompts, params, strict=True)]
+    assert [told(output) for output in llm.generate(prompts, params)] == alone
+
+
+@pytest.mark.parametrize("form", CACHES)
 def test_the_laws_that_verification_reads_are_those_that_drafts_were_drawn_from(built: Built, form: str) -> None:
     """Row by row: noise of the draft's own stream makes each law's token the drafted one."""
     llm, prompt, seed, held = built.llm(form), SHARED[:20], 6, 0
