@@ -49,8 +49,10 @@ class WithMarkov(Exported):
         return torch.stack(found)
 
 
-@pytest.mark.parametrize("attention", ["grouped", "paged"])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [*((name, "grouped") for name in HEADS), ("vanilla, the anchor left out", "paged"), ("rnn", "paged")],
+)
 def test_tokens_of_a_block_are_drawn_as_the_definition_draws_them(
     tmp_path: Path, name: str, attention: Lowering
 ) -> None:

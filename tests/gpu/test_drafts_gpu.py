@@ -72,6 +72,18 @@ def test_drafts_are_graphs_and_change_no_text(made: tuple[Path, dict[str, Any]])
         assert sum(at is None for at in parted) >= len(requests) // 2
 
 
+def test_graphs_keep_the_laws_that_the_rejection_rule_reads(made: tuple[Path, dict[str, Any]]) -> None:
+    bundle, among = made
+    asked = {"temperature": 1.0, "rule": "rejection", "max_tokens": 40, **among}
+    requests = [("among " * (7 * i + 1), {"seed": i, **asked}) for i in range(4)]
+    with LLM(bundle) as graphs, LLM(bundle, cuda_graphs=False) as eager:
+        found = drive(graphs, requests)
+        print(f"accepted {graphs.metrics.accepted}, eager {graphs.metrics.eager_runs}")
+        assert set(graphs.metrics.eager_runs) <= {"prompts"}
+        assert sum(graphs.metrics.accepted) > 0
+        assert told(drive(eager, requests)) == told(found) == told(drive(graphs, requests))
+
+
 def test_masked_drafts_change_no_text(made: tuple[Path, dict[str, Any]]) -> None:
     """Each is waited for, so drafting runs eagerly; the rest of the round is graphs."""
     bundle, _ = made

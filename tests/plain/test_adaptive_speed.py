@@ -13,7 +13,7 @@ from tandemrt.runtime.round.windows import Windows
 from tests.plain.requests import make_running
 
 MOST = 4
-LENGTH, TOKENS = 100, 3000  # of a text, and of all texts of a measure
+LENGTH, TOKENS = 200, 3000  # of a text, and of all texts of a measure
 Chances = Sequence[float]  # of each drafted token, if those before it were accepted
 
 ROUNDS = {  # rows, and the cost of a round by its window
@@ -38,12 +38,14 @@ def accepted(chances: Chances, window: int, chance: random.Random) -> int:
     return next((place for place in range(window) if chance.random() >= chances[place]), window)
 
 
-def speed(windows: Windows, rows: int, costs: Sequence[float], drafts: Sequence[Chances]) -> float:
+def speed(
+    windows: Windows, rows: int, costs: Sequence[float], drafts: Sequence[Chances], *, most: int = TOKENS
+) -> float:
     """Tokens in the time, of texts one behind the other in ``rows`` slots."""
     chance, kinds, time, tokens = random.Random(7), cycle(drafts), 0.0, 0
     live: dict[int, tuple[Running, Chances, int]] = {}
     last: list[tuple[Running, int, int]] = []
-    while tokens < TOKENS:
+    while tokens < most:
         for slot in range(rows):
             if slot not in live:
                 running = make_running([1], slot=slot)
@@ -78,3 +80,14 @@ def test_windows_that_adapt_are_nearly_as_fast_as_the_best_fixed_one(rounds: str
     rows, costs = ROUNDS[rounds]
     fixed = [speed(Windows(window, MOST), rows, costs, DRAFTS[drafts]) for window in range(MOST + 1)]
     assert speed(adapting(rows, costs), rows, costs, DRAFTS[drafts]) >= 0.97 * max(fixed)
+
+
+@pytest.mark.parametrize("rounds", [name for name, (rows, _) in ROUNDS.items() if rows == 1])
+def test_a_request_whose_drafts_are_useless_costs_little_more_than_plain_decoding_behind_useful_ones(
+    rounds: str,
+) -> None:
+    rows, costs = ROUNDS[rounds]
+    windows = adapting(rows, costs)
+    speed(windows, rows, costs, [USEFUL])
+    windows.leave(0)
+    assert speed(windows, rows, costs, [USELESS], most=LENGTH) >= 0.97 / costs[0]

@@ -428,6 +428,7 @@ def test_any_other_manifest_version_is_refused(bundle: Bundle, version: Any) -> 
             "draft: mask_token must be set for kinds peagle, pard, dflash, dspark, and no other; got 3",
         ),
         (("draft", "vocab"), 3, "draft: vocab must be set for kinds eagle3, peagle, mtp, dflash, dspark alone; got 3"),
+        (("draft", "layers"), 2, "draft: layers must not be set for kind [a-z]+; got 2"),
         (
             ("draft", "kind"),
             "model",

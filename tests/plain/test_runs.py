@@ -45,3 +45,13 @@ def test_calls_of_target_and_draft_read_the_prompts_behind_their_windows_whateve
             assert bound["prompt_table"].tolist()[: len(chunks)] == [table[chunk.slot].tolist() for chunk in chunks]
             assert [len(bound[name]) for name in ("prompt_index", "prompt_table")] == [sizes.prompts] * 2
             assert all(tensor.is_contiguous() for tensor in (ids, *bound.values()))
+
+
+def test_where_a_text_has_no_token_so_far_ahead_stands_a_zero_and_other_runs_stay_in_their_places() -> None:
+    table = torch.arange(SLOTS * BLOCKS, dtype=torch.int32).view(SLOTS, BLOCKS)
+    runs = PromptRuns(windows=0, largest=largest_prompts(SLOTS, MOST), table=table)
+    chunks, texts = [Chunk(0, 1, 4), Chunk(2, 0, 2)], {0: [10, 11, 12, 13, 14], 2: [20, 21, 22]}
+    sizes = packed(0, 5, 2)
+    for ahead, expected in ((1, [12, 13, 14, 21, 22]), (2, [13, 14, 0, 22, 0]), (3, [14, 0, 0, 0, 0])):
+        runs.write(chunks, texts, sizes, ahead=ahead)
+        assert runs.token_ids(0, sizes).tolist()[:5] == expected
