@@ -34,13 +34,19 @@ def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None
         _run(loop, this)
         if loop.windows.adaptive and not this.filters:
             loop.windows.costs.measured(this.batch, this.window, _seconds(loop, this))
-        for slot in range(this.batch):
-            loop.tandem.state.leave(slot)
-            loop.drafter.leave(slot)
+        _leave(loop, this.batch)
     buffers.bitmask.device.zero_()  # as the host's twin holds it
     buffers.draft_len.device.zero_()
     _run_prompts(loop)
+    _leave(loop, loop.slots.count)
     progress(len(rounds), len(rounds))
+
+
+def _leave(loop: Loop, slots: int) -> None:
+    """The first ``slots`` are as nobody had been there: a drafter keeps what it has of prompts and rounds, by slot."""
+    for slot in range(slots):
+        loop.tandem.state.leave(slot)
+        loop.drafter.leave(slot)
 
 
 def _run(loop: Loop, this: Round) -> None:

@@ -72,6 +72,7 @@ class Built:
         llm = self._opened.enter_context(LLM(self.bundle(form), device="cpu", threads=1, **options))
         if form == "paged":
             llm._worker.prepare(partial(capture, llm.loop))  # as a GPU does
+            llm.generate([5], SamplingParams(max_tokens=2))  # a text of one token takes a slot as capturing left it
         return llm
 
     def _plain(self) -> list[Any]:
@@ -179,6 +180,13 @@ def test_every_round_drafts_what_the_definition_drafts(built: Built, form: str) 
             emitted |= {count for _, count in watched.rounds}
             assert watched.hold(prompt, output.token_ids) >= 3
     assert len(emitted) >= 2, "drafts are accepted, and refused"
+
+
+def test_what_is_run_when_a_bundle_opens_leaves_nothing_in_a_slot(built: Built) -> None:
+    """Prompts among it; a text of one token has none that would take its place."""
+    llm = built.llm("paged")
+    capture(llm.loop)  # once more, while nobody is there
+    assert llm.generate([3], built.asked(max_tokens=3)).finish_reason == "length"
 
 
 @pytest.mark.parametrize("form", CACHES)
