@@ -43,6 +43,7 @@ def capture(loop: Loop, progress: Progress = lambda _done, _total: None) -> None
 
 
 def _leave(loop: Loop, slots: int) -> None:
+    """The first ``slots`` are as nobody had been there: a drafter keeps what it has of prompts and rounds, by slot."""
     for slot in range(slots):
         loop.tandem.state.leave(slot)
         loop.drafter.leave(slot)

@@ -182,6 +182,13 @@ def test_every_round_drafts_what_the_definition_drafts(built: Built, form: str) 
     assert len(emitted) >= 2, "drafts are accepted, and refused"
 
 
+def test_what_is_run_when_a_bundle_opens_leaves_nothing_in_a_slot(built: Built) -> None:
+    """Prompts among it; a text of one token has none that would take its place."""
+    llm = built.llm("paged")
+    capture(llm.loop)  # once more, while nobody is there
+    assert llm.generate([3], built.asked(max_tokens=3)).finish_reason == "length"
+
+
 @pytest.mark.parametrize("form", CACHES)
 def test_rounds_that_draft_nothing_leave_no_hole(built: Built, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = iter([0, 3, 0, 0, 1, 4, 2, 0, 4, *[4] * 30])
