@@ -18,7 +18,7 @@ PATIENCE = 0.97  # what remains of it in a round without it: exploring costs mor
 HOPE, FAITH = 0.9, 0.5  # the chance where nothing is known, and how many drafted tokens that belief is worth
 LIKENESS = 1.0  # and how many the belief that a place in the window is as good as all places together
 OTHERS = 0.9  # what remains of what requests had accepted in the end, when the next one has ended
-BEGINNING = 2.0  # how many drafted tokens of others a request begins with at most: few, it may be unlike them
+BEGINNING = 1.0  # how many drafted tokens of others a request begins with at most: one, it may be unlike them
 
 
 class _Count:

@@ -56,8 +56,10 @@ class RoundCosts:
         """A round of ``batch`` rows and ``window`` drafted tokens took ``seconds``.
 
         The first one of a shape does not count: calls are bound in it. Nor does, of the first, a window that takes
-        longer than its tokens one by one.
+        longer than its tokens one by one. Nor any where the opening timed all windows side by side.
         """
+        if batch in self._measured:
+            return
         timing, known = self._timing(batch, window), self._seconds.setdefault(batch, {})
         timing.noted += 1
         timing.newest = self._rounds.get(batch, 0)
@@ -74,9 +76,8 @@ class RoundCosts:
             known[each] *= longer ** (step * (_LEVEL + _OWN * (each == window)))
 
     def measured(self, batch: int, window: int, seconds: float) -> None:
-        """A round of ``batch`` rows and ``window`` drafted tokens takes ``seconds``."""
+        """A round of ``batch`` rows and ``window`` drafted tokens takes ``seconds``, as the opening timed it."""
         self._measured.add(batch)
-        self._timing(batch, window).noted = 1 + _FIRST
         self._seconds.setdefault(batch, {})[window] = seconds
 
     def of(self, batch: int, window: int) -> float:

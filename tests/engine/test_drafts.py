@@ -72,6 +72,7 @@ class Built:
         llm = self._opened.enter_context(LLM(self.bundle(form), device="cpu", threads=1, **options))
         if form == "paged":
             llm._worker.prepare(partial(capture, llm.loop))  # as a GPU does
+            llm.generate([5], SamplingParams(max_tokens=2))  # a text of one token takes a slot as capturing left it
         return llm
 
     def _plain(self) -> list[Any]:

@@ -157,7 +157,7 @@ def test_each_step_of_mtp_sees_what_a_drafted_token_sees(tmp_path: Path, target:
     features = torch.stack([target.model(row[None]).last_hidden_state[0] for row in ids])
     found = head(ids, features, 3)
     head.save(tmp_path)
-    spec, *_ = MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), ModelSpec.from_hf(target.config.to_dict()))
+    spec, *_ = MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), ModelSpec.from_hf(target.config.to_dict()), window=3)
     assert (spec.features, spec.embedding_first, spec.published) == ((6,), True, 1)
     weights = {name: each.float() for name, each in load_file(tmp_path / "model.safetensors").items()}
     for row, place in ((0, 3), (1, 8)):
@@ -218,3 +218,24 @@ def test_a_draft_learns_what_its_target_writes(tmp_path: Path, target: Any, text
     fit(draft, batches(texts, 4, 0, "cpu"), 12, 5e-3, tmp_path / "draft")
     assert draft.losses(given)[0].item() < 0.7 * before
     assert (tmp_path / "draft" / "model.safetensors").exists()
+
+
+def test_what_is_stopped_while_it_saves_leaves_what_was_saved_before(
+    tmp_path: Path, target: Any, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = DFlash(target, DRAFTED, features=FEATURES, heads=2, width=48, mask=MASK, block=5)
+    given, out = batches(texts, 4, 0, "cpu"), tmp_path / "draft"
+    fit(draft, given, 1, 5e-3, out)
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    save = draft.save
+
+    def stopped(folder: Path) -> None:
+        save(folder)
+        (folder / "config.json").write_text("{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(draft, "save", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fit(draft, given, 1, 5e-3, out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    assert [each.name for each in tmp_path.iterdir()] == ["draft"]

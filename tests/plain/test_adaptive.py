@@ -167,6 +167,15 @@ def test_every_window_is_timed_once_and_again_when_it_was_long_not_used() -> Non
     assert costs.due(2, windows) is None
 
 
+def test_what_the_opening_timed_holds() -> None:
+    costs = RoundCosts()
+    for window in (0, 2):
+        costs.measured(8, window, 0.01 * (1 + window))
+    for _ in range(9):
+        costs.note(8, 2, 0.05)
+    assert [costs.of(8, window) for window in (0, 1, 2)] == pytest.approx([0.01, 0.02, 0.03])
+
+
 def test_what_was_timed_in_a_bad_moment_is_known_better_by_and_by() -> None:
     costs = RoundCosts()
     for now in range(1100):

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import torch
@@ -44,8 +45,17 @@ def fit(draft: Draft, batches: Iterator[Batch], steps: int, rate: float, folder:
             found = " ".join(f"{float(each):.3f}" for each in right)
             seconds = time.perf_counter() - started
             _console.print(f"step {step}/{steps}: loss {loss.item():.4f}, foreseen {found}, {seconds:.0f} s")
-            draft.save(folder)
+            _save(draft, folder)
     _console.print(f"saved {folder}")
+
+
+def _save(draft: Draft, folder: Path) -> None:
+    """Put whole files into ``folder``: who is stopped meanwhile has what was saved before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as written:
+        draft.save(Path(written))
+        for file in sorted(Path(written).iterdir(), key=lambda file: file.name == "config.json"):
+            file.replace(folder / file.name)  # config.json last: without one the folder is no checkpoint
 
 
 def _rate(step: int, steps: int) -> float:
