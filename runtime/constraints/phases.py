@@ -50,7 +50,7 @@ class Phases:
         self._answer_unstoppable = FixedRow(bitmask.without(base, self._grammar_stops))
         self._fed = 0  # tokens the grammar was fed since the last `keep` or `undo`
         self._may_open = rule is not None and all(map(self._base.allows, rule.start))
-        self._thinking_rows: dict[int, FixedRow] = {}
+        self._thinking_rows: dict[tuple[int, int], FixedRow] = {}
         self._plain: set[int] = set()
 
     def start(self, prompt: Sequence[int]) -> State:
@@ -58,7 +58,8 @@ class Phases:
             return State(Phase.ANSWER)
         reading = read_prompt(self._rule, prompt)
         if reading.block_open:
-            state = State(Phase.THINKING, node=reading.node, spent=reading.spent, tail=reading.tail)
+            begun = self._nodes[reading.node].close_prefix
+            state = State(Phase.THINKING, node=reading.node, spent=reading.spent, tail=reading.tail, in_prompt=begun)
             return self._within_budget(state)
         return State(Phase.OPEN if reading.block_open is None else Phase.ANSWER, node=reading.node)
 
@@ -81,7 +82,7 @@ class Phases:
     def shared_row(self, state: State) -> FixedRow | None:
         """The row of ``state`` if it is one that many states share and nobody changes, else None: see write_row."""
         if state.phase is Phase.THINKING:
-            return self._thinking_row(state.node)
+            return self._thinking_row(state)
         if self.grammar is None and state.phase in (Phase.OPEN, Phase.ANSWER):
             return self._answer_base(state)
         return None
@@ -221,7 +222,7 @@ class Phases:
         if state.phase is Phase.FORCING:
             return self._take_forced(state, token)
         if state.phase is Phase.THINKING:
-            if not self._thinking_row(state.node).allows(token):
+            if not self._thinking_row(state).allows(token):
                 raise Refused
             return self._read(state, self.symbols(token))
         if state.phase is Phase.OPEN and self.grammar:
@@ -283,7 +284,9 @@ class Phases:
         if thinking:
             undecided = nodes[node].close_prefix
             tail = reaching((*state.tail, len(symbols)), undecided) if undecided else ()
-            after = self._within_budget(state._replace(node=node, spent=state.spent + 1, tail=tail))
+            in_prompt = self._of_prompt(state, undecided - len(symbols))
+            after = state._replace(node=node, spent=state.spent + 1, tail=tail, in_prompt=in_prompt)
+            after = self._within_budget(after)
             return after, (Told("reasoning", 0 if after.phase is Phase.FORCING else undecided, False),)
         after = state if node == state.node else state._replace(node=node)
         return after, (Told("answer", nodes[node].open_prefix, False),)
@@ -300,14 +303,20 @@ class Phases:
                 break
             marked += 1
         spent = state.spent - marked + (end > size)  # the token itself is reasoning if it holds some
-        after = state._replace(phase=Phase.ANSWER, node=ROOT, tail=(), spent=spent)
+        after = state._replace(phase=Phase.ANSWER, node=ROOT, tail=(), spent=spent, in_prompt=0)
         kind: Kind = "answer" if closing.implicit else "marker"
         told = Told("reasoning", len(rest) + size), Told(kind, len(rest))
         if self.grammar is None:
             after, more = self._read(after, rest) if rest else (after, ())
             return after, (*told, *more)
-        answer = (*(closing.symbols if closing.implicit else ()), *rest)
+        # The grammar is that of the output: what the prompt has of a marker is none of it.
+        marker = closing.symbols[self._of_prompt(state, size - end) :]
+        answer = (*(marker if closing.implicit else ()), *rest)
         return self._feed_text(self.grammar, after, answer), (*told, Told("answer", 0))
+
+    def _of_prompt(self, state: State, size: int) -> int:
+        """How many of the last ``size`` symbols in front of a token, of an unfinished end marker, are the prompt's."""
+        return max(0, size - self._nodes[state.node].close_prefix + state.in_prompt) if state.in_prompt else 0
 
     def _opened(self, state: State, symbols: Sequence[int], end: int) -> tuple[State, tuple[Told, ...]]:
         """The start marker is complete behind ``end`` symbols of a token."""
@@ -358,7 +367,7 @@ class Phases:
     def _within_budget(self, state: State) -> State:
         if self._budget is None or state.spent < self._budget:
             return state
-        return state._replace(phase=Phase.FORCING, node=ROOT)
+        return state._replace(phase=Phase.FORCING, node=ROOT, in_prompt=0)
 
     def _forced(self, state: State) -> int:
         return self._forced_end[state.forced]
@@ -366,16 +375,17 @@ class Phases:
     def _answer_base(self, state: State) -> FixedRow:
         return self._base if state.length >= self._min_tokens else self._answer_unstoppable
 
-    def _thinking_row(self, node: int) -> FixedRow:
+    def _thinking_row(self, state: State) -> FixedRow:
         # All tokens, but no stop token and none in which the reasoning ends and the grammar cannot begin.
         if self.grammar is None or self._matcher is None:
             return self._base_unstoppable
-        if node not in self._thinking_rows:
-            state = State(Phase.THINKING, node=node)
-            closing = self._matcher.closing(node)
-            refused = [token for token in closing if not self._can(self._read, state, self.symbols(token))]
-            self._thinking_rows[node] = FixedRow(bitmask.without(self._base_unstoppable.words, refused))
-        return self._thinking_rows[node]
+        key = state.node, state.in_prompt
+        if key not in self._thinking_rows:
+            alike = State(Phase.THINKING, node=state.node, in_prompt=state.in_prompt)
+            closing = self._matcher.closing(state.node)
+            refused = [token for token in closing if not self._can(self._read, alike, self.symbols(token))]
+            self._thinking_rows[key] = FixedRow(bitmask.without(self._base_unstoppable.words, refused))
+        return self._thinking_rows[key]
 
     def _write_grammar_row(self, grammar: Grammar, state: State, row: np.ndarray) -> None:
         if state.marker_only:

@@ -21,6 +21,7 @@ class State(NamedTuple):
     node: int = ROOT  # of the marker matcher
     spent: int = 0  # reasoning tokens in the current or last block
     tail: tuple[int, ...] = ()  # symbols of the last of them, as far as they may be part of an end marker
+    in_prompt: int = 0  # symbols of an unfinished end marker that are the prompt's
     forced: int = 0  # tokens of the forced end that are out
     forced_at: tuple[int, ...] = ()  # `length` at the first token of each forced end
     length: int = 0  # tokens out

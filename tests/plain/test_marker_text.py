@@ -185,6 +185,19 @@ def begins_block(rule, prompt, output) -> bool:
     return any(text[-length:] == start[:length] for length in range(size, min(len(start), len(text) + 1)))
 
 
+@pytest.mark.parametrize("begun", ["", "a", "aa"])
+@pytest.mark.parametrize("together", [True, False], ids=["one token", "letters"])
+def test_a_marker_that_the_prompt_began_is_the_grammars_as_far_as_the_output_has_it(begun, together):
+    rule = ThinkingRule(tuple(b"<<"), [tuple(b"<a<<")], tuple(b"<a<<"), [tuple(b"aa<a")], vocabulary=VOCABULARY)
+    opened = f"<<{begun}".encode()
+    state = constraint(rule, [len(SINGLE) + TEXTS.index(opened)] if together else [*opened], "<?a<?")
+    for letter in b"aa<"[len(begun) :]:
+        assert letter in row_of(state)
+        state.commit([letter])
+    assert (ord("a") in row_of(state)) == (begun == "aa")  # "<a" is of the grammar, "a<a" and "aa<a" are not
+    assert state.phase is Phase.THINKING
+
+
 @settings(max_examples=80, **patient)
 @given(rule=rules(), prompt=tokens, grammar=st.sampled_from(sorted(GRAMMARS)), data=st.data())
 def test_a_row_allows_what_ends_a_marker_where_the_grammar_can_go_on_inside_that_token(rule, prompt, grammar, data):
