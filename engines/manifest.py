@@ -137,6 +137,11 @@ class Draft(Record):
         if DRAFTS[self.kind].block != (self.block is not None):
             kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.block)
             raise refuse(f"block must be set for kinds {kinds}, and no other; got {quoted(self.block)}")
+        if self.sample_from_anchor and self.block is None:
+            raise refuse(f"sample_from_anchor must be false without block, for kind {self.kind}; got true")
+        drawn = self.sampling, self.greedy_below, self.temperature_scale
+        if self.kind in ("ngram", "none") and drawn != (None, 0.0, 1.0):
+            raise refuse(f"sampling, greedy_below and temperature_scale say how a model drafts; got {quoted(drawn)}")
         if self.vocab is not None and not DRAFTS[self.kind].features:
             kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.features)
             raise refuse(f"vocab must be set for kinds {kinds} alone; got {quoted(self.vocab)}")
@@ -296,7 +301,7 @@ class Manifest(Record):
         room = capacity(self.limits.length, slack(self.draft.kind, self.limits.window))
         if self.limits.capacity < room:
             rule = f"limits.capacity must be at least {quoted(room)} for draft.kind {self.draft.kind!r}"
-            raise refuse(f"{rule}; got {quoted(self.limits.capacity)}")
+            raise refuse(f"{rule}; got {quoted(self.limits.capacity)}. A bundle of an earlier version: build it again")
         if (block := self.draft.block) is not None:
             most = longest_window(block, sample_from_anchor=self.draft.sample_from_anchor)
             if self.limits.window > most:

@@ -93,7 +93,7 @@ class Bench:
         self._length = (WARM + rounds + 4) * EMITTED
 
     def run(self, kind: Kind) -> dict[str, float]:
-        """Microseconds of this thread, the median over rounds: ``fill`` per request, ``commit`` per token."""
+        """Microseconds of this thread, the median over rounds: ``round``, ``fill`` and ``commit`` per request."""
         text = self._json_text() if kind.grammar else self._plain_text()
         windows = Windows(kind.window, WINDOW)
         buffers = RoundBuffers(

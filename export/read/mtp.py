@@ -148,6 +148,12 @@ def _tensors(
             f"{checkpoint.folder}: should hold tensors {' or '.join(repr(f'{each[0]}.*') for each in forms)}, it holds "
             "none; choose a checkpoint with such a layer, or another draft"
         )
+    empty = next((p for p in found if not any(name.startswith(f"{p}.") for name in checkpoint.tensors)), None)
+    if empty is not None:
+        raise BadCheckpoint(
+            f"{checkpoint.folder}: should hold tensors {f'{empty}.*'!r}, as num_nextn_predict_layers in config.json "
+            "says, it holds none; choose a whole checkpoint, or a lower number there"
+        )
     tensors: dict[str, Any] = {}
     narrow: dict[str, tuple[str, Scheme]] = {}
     for name, tensor in checkpoint.tensors.items():

@@ -1,14 +1,15 @@
 """Products in float8 of some rows by the fastest of cuBLASLt's algorithms that give the bits of its own choice.
 
 What the library expects to be fastest for some tens of rows is up to a tenth slower than another of its algorithms. Its
-sums hardly round in float8, so nearly all algorithms give equal bits; where one does not, it is not taken, so what is
-measured decides no result.
+sums hardly round in float8, so nearly all algorithms give equal bits. One that gives others, of a million outputs, is
+not taken: what is measured decides no result.
 """
 
 import torch
 
+from tandemrt.engines.errors import BackendUnavailable
 from tandemrt.plugins.kernels.cublaslt import Algorithm, Product
-from tandemrt.plugins.kernels.product_trials import Trials, random_rows, same_bits, workspace
+from tandemrt.plugins.kernels.product_trials import Trials, random_like, random_rows, same_bits, workspace
 from tandemrt.plugins.launch import Context
 
 MOST_ROWS = 128  # beyond, trials found nothing better
@@ -36,12 +37,19 @@ class FastestProduct:
 
 def _fastest(context: Context, count: int, weight: torch.Tensor, dtype: torch.dtype) -> Algorithm:
     drawn = min(_MOST_TRIALS, -(-_COMPARED // (count * len(weight))))
+    alike = random_like(weight)  # what is in a checkpoint decides nothing
     rows = (random_rows(count, weight.shape[1], seed, weight) for seed in range(drawn))
-    trials = [Trials(context, each, count, weight, dtype) for each in rows]
-    first, *others = trials[0].algorithms()
+    trials = [Trials(context, each, count, alike, dtype) for each in rows]
+    found = trials[0].algorithms()
+    if not found:
+        raise BackendUnavailable(
+            f"device: {torch.cuda.get_device_name(weight.device)} has no product of {count} rows by "
+            f"{list(weight.shape)} in {weight.dtype}; build the bundle of weights that are not in float8"
+        )
+    first, *others = found
     wanted = [each.result(first).clone() for each in trials]
 
-    def alike(algorithm: Algorithm) -> bool:
+    def same(algorithm: Algorithm) -> bool:
         return all(same_bits(each.result(algorithm), bits) for each, bits in zip(trials, wanted, strict=True))
 
-    return min((first, *filter(alike, others)), key=trials[0].microseconds)
+    return min((first, *filter(same, others)), key=trials[0].microseconds)

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.command_options import takes_options
-from tandemrt.engines.errors import BadRequest
+from tandemrt.engines.errors import BadRequest, InternalError
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.engines.params import SamplingParams
 from tandemrt.runtime.cli.arguments import BundlePath, read_prompts, require_bundle_fit
@@ -51,7 +52,14 @@ def calibrate(
         )
         for each in temperatures
     }
-    given, _ = read_prompts(prompts, requests)
+    given, schemas = read_prompts(prompts, requests)
+    if any(schema is not None for schema in schemas):
+        raise BadRequest("--prompts: must have no `schema`: drafts are measured over free texts; take it out")
+    draft, window = Bundle.read(bundle).manifest.draft.kind, options.largest_window
+    if draft in ("ngram", "none"):
+        raise BadRequest(f"BUNDLE: must have a draft that is drawn from a law, received one with draft {draft!r}")
+    if window == 0:
+        raise BadRequest("--window: must be above 0, where drafts are drawn, received 0; leave it out")
     require_bundle_fit(bundle, options, *asked.values())
     from tandemrt.runtime.llm import LLM
 
@@ -80,14 +88,18 @@ def acceptance_lengths(
     """Return tokens per request and round for each of SCALES, in the order of ``asked``, parameters by temperature.
 
     The rule is coupled, so the texts are the same whatever the scale, and so is the seed of each prompt: what differs
-    between scales are the drafts alone.
+    between scales are the drafts alone. (On a GPU texts part at ties, and differ in little more.)
+
+    Raises InternalError if a request fails.
     """
     found: dict[float, list[float]] = {}
     for scale in SCALES:
         for params in asked.values():
             before = llm.metrics.copy()
             changes = [{"seed": seed, "draft_temperature_scale": scale} for seed in range(len(prompts))]
-            llm.generate(list(prompts), [params.model_copy(update=each) for each in changes])
+            outputs = llm.generate(list(prompts), [params.model_copy(update=each) for each in changes])
+            if failed := next((each.error for each in outputs if each.finish_reason == "error"), None):
+                raise InternalError(f"a request failed at temperature_scale {scale:g}: {failed}")
             spent = llm.metrics.since(before)
             found.setdefault(scale, []).append(1 + sum(spent.accepted) / max(1, spent.steps))
             on_run()

@@ -10,8 +10,8 @@ from tandemrt.runtime.round.buffers import Buffer
 class KeptPairs:
     """Keeps the last ``kept`` pairs of each slot's text, or as many as it has, at the front of ``tokens`` [slots, …].
 
-    ``states`` [slots, pairs, hidden] are theirs; behind them stands what a round emits, and -1 as a token. ``counts``
-    [slots] are all that stand there. ``query``: the most that a round emits.
+    ``states`` [slots, pairs, hidden] are theirs; behind them stands what a round emits. ``counts`` [slots] are
+    all that stand there; what is behind them says nothing. ``query``: the most that a round emits.
     """
 
     def __init__(

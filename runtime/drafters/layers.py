@@ -100,6 +100,8 @@ class LayersDrafter(PairDrafter, StepwiseDrafter):
         for each in range(slots):
             pairs = wide[each, 1 : count + 1].tolist()[-self._kept :]
             self._pairs.carry(slot + each, pairs, self._fused.view(slots, count, self._hidden)[each])
+            if len(following[each]) > 1:  # more of the prompt follows: a round meanwhile must not feed these again
+                self._pairs.hide(slot + each)
         self._backlog.join()
 
     def reads(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:

@@ -21,7 +21,7 @@ _MOST = 32  # tokens that are foreseen: more than any window
 
 
 class Replay:
-    """A grammar (see phases.Grammar) of one text, ``tokens``, which nothing ends but its length."""
+    """A grammar (see constraints/grammar.py) of one text, ``tokens``, which nothing ends but its length."""
 
     stop_ids: frozenset[int] = frozenset()
 

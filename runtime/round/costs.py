@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 GUESS = 0.25  # the cost of a drafted token before it was timed, in rounds without drafts
 _FIRST = 2  # rounds of a shape that it is known by before anything is compared with it: the least of them
+_MOST_ASKED = 20  # rounds that are asked for: of some, prompts' or those that wait, no time is noted
 _AGAIN = 1000  # rounds of as many rows, after which a window that none of them had is timed anew
 _STEP = 1.1  # how much longer or shorter a round counts at most: pauses of a machine are none of its windows'
 _LEVEL, _OWN = 0.6, 0.1  # how far every window's cost goes there, of as many rows, and how far beyond its own
@@ -45,9 +46,9 @@ class RoundCosts:
         for window in windows:
             timing = self._timing(batch, window)
             if now - timing.newest > _AGAIN:
-                timing.asked = timing.noted = 1  # its calls are bound
+                timing.asked, timing.noted = 0, 1  # its calls are bound
                 timing.newest = now
-            if max(timing.asked, timing.noted) <= _FIRST:
+            if timing.noted <= _FIRST and timing.asked < _MOST_ASKED:
                 timing.asked += 1
                 return window
         return None

@@ -22,7 +22,6 @@ prompts alone: nothing is filled or verified then.
 import logging
 import time
 
-from tandemrt.engines.calls import NO_PROMPTS
 from tandemrt.runtime.caches.kv_cache import Room
 from tandemrt.runtime.device import Clock
 from tandemrt.runtime.drafters.base import Drafter
@@ -83,7 +82,7 @@ class Loop:
 
     def step(self) -> None:
         """One round, and the commit of the one before it."""
-        started = time.perf_counter()
+        started, prefilled = time.perf_counter(), self.metrics.prefilled
         self._leave()
         self._last = self._growth.grow(self._last)
         this = self._begin()
@@ -94,7 +93,7 @@ class Loop:
             timetable = self._overlapped if self.overlap and not waits else self._in_lockstep
             self._last = timetable(this, last, self.drafter.ahead and not waits)
             # With overlap a step takes as long as the target of the round before and the drafts of this one.
-            if self._last is not None and last is not None and this.prompts == NO_PROMPTS and not waits:
+            if self._last is not None and last is not None and self.metrics.prefilled == prefilled and not waits:
                 one, two = (each.round for each in (last, self._last))
                 if not self.overlap or (one.batch, one.window) == (two.batch, two.window):
                     self.windows.costs.note(two.batch, two.window, time.perf_counter() - started)

@@ -234,6 +234,24 @@ def test_calibrate_tells_each_scale_and_the_best(run, folder: Path, tiny_bundle:
     assert re.search(r"^temperature_scale = [\d.]+: acceptance length \d\.\d+ times that of 1$", out, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("line", "options", "message"),
+    [
+        ('{"prompt": "one"}', ["--window", "0"], "--window: must be above 0"),
+        ('{"prompt": "one", "schema": {}}', [], "--prompts: must have no `schema`"),
+        ('{"prompt": "one", "schema": {"type": "object"}}', [], "--prompts: must have no `schema`"),
+        ('{"prompt": "one"}', ["--temperature", "0"], "--temperature: must be above 0"),
+    ],
+)
+def test_calibrate_refuses_what_it_could_not_measure(
+    run, folder: Path, tiny_bundle: Path, line: str, options: list[str], message: str
+) -> None:
+    (folder / "asked.jsonl").write_text(line + "\n")
+    code, _, error = run("calibrate", str(tiny_bundle), "--prompts", "asked.jsonl", *options)
+    assert code != 0
+    assert message in " ".join(error.split())
+
+
 def test_a_speedup_is_how_many_times_longer_plain_decoding_takes() -> None:
     plain, speculated = (Measure(seconds, 60, Metrics(), []) for seconds in ([6.0, 4.0, 9.0], [3.0, 2.0, 3.0]))
     assert Comparison(plain, speculated, 0).speedup == 2.0

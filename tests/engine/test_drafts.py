@@ -7,10 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -23,6 +25,7 @@ from tandemrt.export.build import build
 from tandemrt.export.model.opening import open_models
 from tandemrt.plugins.operators import Purpose, Rule
 from tandemrt.plugins.reference.noise import position_noise
+from tandemrt.runtime.requests.outputs import StreamOutput
 from tandemrt.runtime.round.capture import capture
 from tandemrt.runtime.round.round import Round
 from tests.eagle3 import Head
@@ -359,6 +362,32 @@ def test_under_the_rejection_rule_a_seed_has_one_text_in_any_company(built: Buil
     params = [built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=8) for seed in range(8)]
     alone = [told(llm.generate(prompt, each)) for prompt, each in zip(prompts, params, strict=True)]
     assert [told(output) for output in llm.generate(prompts, params)] == alone
+
+
+def test_several_layers_keep_of_a_prompt_in_parts_what_they_keep_of_it_alone(all_built: dict[str, Built]) -> None:
+    """In the lower slot: rounds of the other one pass over it between its parts."""
+    built, prompt = all_built["mtp"], [(7 * i * i + 3) % 256 for i in range(60)]
+    params = built.asked(max_tokens=1)
+    kept: Queue[dict[str, torch.Tensor]] = Queue()
+
+    with LLM(built.bundle("linear"), threads=1, prefill_chunk=16, prefix_caching=False) as llm:
+
+        def keep(item: StreamOutput) -> None:
+            if item.output is not None:
+                rows = llm.loop.drafter.caches[1].rows(0, 1)  # type: ignore[attr-defined]
+                kept.put({name: each[:, :, : len(prompt) - 4].clone() for name, each in rows.items()})
+
+        def follow(item: StreamOutput) -> None:
+            if item.output is not None:
+                llm.submit(prompt, params, keep)
+
+        llm.submit(prompt, params, keep)
+        alone = kept.get(timeout=60)
+        llm.submit([1, 2, 3], built.asked(max_tokens=2), follow)
+        llm.submit([4, 5, 6], built.asked(max_tokens=60), lambda _: None)
+        beside = kept.get(timeout=60)
+    for name, each in alone.items():
+        torch.testing.assert_close(beside[name], each, msg=name)
 
 
 @pytest.mark.parametrize("form", CACHES)

@@ -43,8 +43,8 @@ ENTRIES = {
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {
         "row_stats": "12 u64, 3 u32, 3 u64",
-        "choose": "13 u64, 3 u32, 7 u64",
-        "draft_law": "10 u64, 1 u32, 1 u64",
+        "choose": "14 u64, 3 u32, 7 u64",
+        "draft_law": "11 u64, 1 u32, 1 u64",
     },
 }
 ATTENTION = ("attention", "attention_float8")

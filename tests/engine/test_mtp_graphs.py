@@ -102,6 +102,14 @@ def test_more_tokens_than_layers_are_those_of_the_definition(
         begin = end
 
 
+def test_a_checkpoint_that_lacks_one_of_its_layers_is_refused_by_its_name(tmp_path: Path) -> None:
+    read(tmp_path, "deepseek", num_nextn_predict_layers=2, window=2)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({k: v for k, v in weights.items() if not k.startswith("model.layers.9.")}, tmp_path / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"should hold tensors 'model\.layers\.9\.\*', as num_nextn_predict_layers"):
+        MtpSpec.from_checkpoint(Checkpoint.open(tmp_path), ModelSpec.from_hf(TARGET), window=2)
+
+
 @pytest.mark.parametrize(
     ("form", "changes", "message"),
     [

@@ -167,6 +167,16 @@ def test_every_window_is_timed_once_and_again_when_it_was_long_not_used() -> Non
     assert costs.due(2, windows) is None
 
 
+def test_a_round_that_was_asked_for_and_not_timed_is_asked_for_again_some_times() -> None:
+    """Prompts were read in it, or it waited."""
+    costs = RoundCosts()
+    assert {costs.due(1, [0, 2]) for _ in range(19)} == {0}
+    for _ in range(3):
+        costs.note(1, 0, 0.01)
+    assert {costs.due(1, [0, 2]) for _ in range(20)} == {2}
+    assert costs.due(1, [0, 2]) is None
+
+
 def test_what_the_opening_timed_holds() -> None:
     costs = RoundCosts()
     for window in (0, 2):

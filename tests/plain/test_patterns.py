@@ -43,6 +43,8 @@ from tests.plain.drawing import grammar_of, takes, write
         ("[a", "a missing closing bracket"),
         ("a)", "a parenthesis that nothing opened"),
         ("[]", "a class of no character"),
+        (r"\ud8zz\udczz", r"the escape \\u"),
+        (r"\ud83d", r"the escape \\ud83d, half a character"),
         ("(" * 65 + "a" + ")" * 65, "within more than 64 others"),
     ],
 )

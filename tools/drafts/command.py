@@ -23,7 +23,7 @@ Written = Annotated[
 ]
 Steps = Annotated[int, typer.Option(min=1, help="Steps of training")]
 Batch = Annotated[int, typer.Option(min=1, help="Texts per step")]
-Vocabulary = Annotated[int, typer.Option(min=1, help="Tokens that a head drafts, the most frequent ones")]
+Vocabulary = Annotated[int, typer.Option(min=1, help="Tokens that eagle3, peagle, dflash draft, the most frequent")]
 Seed = Annotated[int, typer.Option(help="Seed of prompts, samples and first weights")]
 Out = Annotated[Path | None, typer.Option(help="Folder that receives the draft; else that of the recipe")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

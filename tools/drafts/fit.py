@@ -50,12 +50,13 @@ def fit(draft: Draft, batches: Iterator[Batch], steps: int, rate: float, folder:
 
 
 def _save(draft: Draft, folder: Path) -> None:
-    """Put whole files into ``folder``: who is stopped meanwhile has what was saved before."""
+    """Put whole files into ``folder``: who is stopped while they are written has what was saved before."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as written:
         draft.save(Path(written))
+        (folder / "config.json").unlink(missing_ok=True)  # without one, the folder is no checkpoint
         for file in sorted(Path(written).iterdir(), key=lambda file: file.name == "config.json"):
-            file.replace(folder / file.name)  # config.json last: without one the folder is no checkpoint
+            file.replace(folder / file.name)
 
 
 def _rate(step: int, steps: int) -> float:
