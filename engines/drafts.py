@@ -31,6 +31,11 @@ class DraftNeeds:
     block: bool = False
     behind: int = 0
 
+    @property
+    def draws(self) -> bool:
+        """Whether it has a law of tokens to draw from."""
+        return bool(self.engines)
+
 
 _MODEL = ("draft", "propose", "propose_probs")
 DRAFTS: Mapping[str, DraftNeeds] = {

@@ -1,5 +1,6 @@
 """What a bundle's manifest alone says against a request: asked before any engine opens, and again at admission."""
 
+from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.errors import BadRequest, quoted
 from tandemrt.engines.manifest import Manifest
 from tandemrt.engines.params import SamplingParams
@@ -29,7 +30,7 @@ def require_fit(params: SamplingParams, manifest: Manifest, window: int | None =
             f"synthetic_acceptance_length: with {drafted} drafted tokens a round has at most {drafted + 1}, received "
             f"{quoted(accepted)}; ask for fewer"
         )
-    if manifest.draft.kind in ("ngram", "none"):
+    if not DRAFTS[manifest.draft.kind].draws:
         for name in ("draft_sampling", "draft_greedy_below", "draft_temperature_scale"):
             if getattr(params, name) is not None:
                 raise BadRequest(

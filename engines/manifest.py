@@ -140,7 +140,7 @@ class Draft(Record):
         if self.sample_from_anchor and self.block is None:
             raise refuse(f"sample_from_anchor must be false without block, for kind {self.kind}; got true")
         drawn = self.sampling, self.greedy_below, self.temperature_scale
-        if self.kind in ("ngram", "none") and drawn != (None, 0.0, 1.0):
+        if not DRAFTS[self.kind].draws and drawn != (None, 0.0, 1.0):
             raise refuse(f"sampling, greedy_below and temperature_scale say how a model drafts; got {quoted(drawn)}")
         if self.vocab is not None and not DRAFTS[self.kind].features:
             kinds = ", ".join(kind for kind, needs in DRAFTS.items() if needs.features)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tandemrt.engines.bundle import Bundle
 from tandemrt.engines.command_options import takes_options
+from tandemrt.engines.drafts import DRAFTS
 from tandemrt.engines.errors import BadRequest, InternalError
 from tandemrt.engines.options import RuntimeOptions
 from tandemrt.engines.params import SamplingParams
@@ -56,7 +57,7 @@ def calibrate(
     if any(schema is not None for schema in schemas):
         raise BadRequest("--prompts: must have no `schema`: drafts are measured over free texts; take it out")
     draft, window = Bundle.read(bundle).manifest.draft.kind, options.largest_window
-    if draft in ("ngram", "none"):
+    if not DRAFTS[draft].draws:
         raise BadRequest(f"BUNDLE: must have a draft that is drawn from a law, received one with draft {draft!r}")
     if window == 0:
         raise BadRequest("--window: must be above 0, where drafts are drawn, received 0; leave it out")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tools.drafts import checkpoint
-from tools.drafts.layers import Attend, Layer, fusion, linear, masked
+from tools.drafts.layers import Attend, Layer, fusion, last_norm, masked, narrow_head
 from tools.drafts.teacher import score, teach
 from tools.drafts.texts import Batch
 
@@ -49,15 +49,12 @@ class DFlash(nn.Module):
         self._target = [target]  # in a list: no part of the draft
         self.register_buffer("vocabulary", vocabulary, persistent=False)
         self.fc = fusion(len(self.features), hidden)
-        self.hidden_norm, self.norm = (nn.RMSNorm(hidden, eps=config.rms_norm_eps) for _ in range(2))
+        self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(
             Layer(config, like, inner=hidden, heads=heads, width=width, normed=True)
             for like in target.model.layers[-layers:]
         )
-        self.lm_head = linear(hidden, len(vocabulary))
-        with torch.no_grad():
-            self.norm.weight.copy_(target.model.norm.weight)
-            self.lm_head.weight.copy_(target.lm_head.weight[vocabulary])
+        self.norm, self.lm_head = last_norm(target), narrow_head(target, vocabulary)
 
     def parameters_to_learn(self) -> list[nn.Parameter]:
         """See Draft.parameters_to_learn."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from tools.drafts import checkpoint
 from tools.drafts.feedback import FeedbackHead
-from tools.drafts.layers import Attend, Layer, fusion, linear
+from tools.drafts.layers import Attend, Layer, fusion, last_norm, narrow_head
 
 
 class Eagle3(FeedbackHead):
@@ -32,11 +32,7 @@ class Eagle3(FeedbackHead):
         hidden = target.config.hidden_size
         self.fc = fusion(len(self.features), hidden)
         self.layers = nn.ModuleList([PairLayer(target, width)])
-        self.norm = nn.RMSNorm(hidden, eps=target.config.rms_norm_eps)
-        self.lm_head = linear(hidden, len(vocabulary))
-        with torch.no_grad():
-            self.norm.weight.copy_(target.model.norm.weight)
-            self.lm_head.weight.copy_(target.lm_head.weight[vocabulary])
+        self.norm, self.lm_head = last_norm(target), narrow_head(target, vocabulary)
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
         """See FeedbackHead.begin."""

@@ -101,6 +101,22 @@ def fusion(features: int, hidden: int) -> nn.Linear:
     return found
 
 
+def last_norm(target: Any) -> nn.RMSNorm:
+    """A norm that begins as the target's last one."""
+    found = nn.RMSNorm(target.config.hidden_size, eps=target.config.rms_norm_eps)
+    with torch.no_grad():
+        found.weight.copy_(target.model.norm.weight)
+    return found
+
+
+def narrow_head(target: Any, vocabulary: torch.Tensor) -> nn.Linear:
+    """What scores the tokens ``vocabulary`` (ids of the target): it begins as the target's head."""
+    found = linear(target.config.hidden_size, len(vocabulary))
+    with torch.no_grad():
+        found.weight.copy_(target.lm_head.weight[vocabulary])
+    return found
+
+
 def linear(inner: int, width: int) -> nn.Linear:
     return nn.Linear(inner, width, bias=False)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tools.drafts import checkpoint
 from tools.drafts.feedback import FeedbackHead
-from tools.drafts.layers import Attend, Layer, fusion
+from tools.drafts.layers import Attend, Layer, fusion, last_norm
 
 
 class Mtp(FeedbackHead):
@@ -25,12 +25,11 @@ class Mtp(FeedbackHead):
         super().__init__(target, None, [config.num_hidden_layers], ahead)
         hidden, heads = config.hidden_size, config.num_attention_heads
         normed = hasattr(last.self_attn, "q_norm")
-        self.enorm, self.hnorm, self.norm = (nn.RMSNorm(hidden, eps=config.rms_norm_eps) for _ in range(3))
+        self.enorm, self.hnorm = (nn.RMSNorm(hidden, eps=config.rms_norm_eps) for _ in range(2))
+        self.norm = last_norm(target)
         self.eh_proj = fusion(2, hidden)
         self.layer = Layer(config, last, inner=hidden, heads=heads, width=config.intermediate_size, normed=normed)
         self.layer.load_state_dict(last.state_dict())
-        with torch.no_grad():
-            self.norm.weight.copy_(target.model.norm.weight)
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
         """See FeedbackHead.begin. The target's states behind its last norm, as they are."""

@@ -13,7 +13,7 @@ from torch import nn
 from tools.drafts import chains, checkpoint
 from tools.drafts.chains import Rows
 from tools.drafts.eagle3 import PairLayer, head_config
-from tools.drafts.layers import Layer, fusion, linear, masked
+from tools.drafts.layers import Layer, fusion, last_norm, masked, narrow_head
 from tools.drafts.teacher import Lesson, teach
 from tools.drafts.texts import Batch
 
@@ -52,14 +52,11 @@ class PEagle(nn.Module):
         last = target.model.layers[-1]
         further = [Layer(config, last, inner=hidden, heads=heads, width=width, normed=False) for _ in range(layers - 1)]
         self.layers = nn.ModuleList([PairLayer(target, width), *further])
-        self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
-        self.lm_head = linear(hidden, len(vocabulary))
+        self.norm, self.lm_head = last_norm(target), narrow_head(target, vocabulary)
         with torch.no_grad():
             for layer in further:  # the first stands for the target's last one; these begin with little to add
                 layer.self_attn.o_proj.weight.mul_(0.1)
                 layer.mlp.down_proj.weight.mul_(0.1)
-            self.norm.weight.copy_(target.model.norm.weight)
-            self.lm_head.weight.copy_(target.lm_head.weight[vocabulary])
 
     def parameters_to_learn(self) -> list[nn.Parameter]:
         """See Draft.parameters_to_learn."""
